@@ -1,0 +1,124 @@
+"""Rules of the run configuration that are more than a range; each breach is one sentence with field, value, limit and remedy."""
+
+import ast
+import importlib.util
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+COMPONENTS = ("accuracy", "length_penalty", "step", "format")
+
+# The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.
+TRL_NAMES = {
+    "learning_rate": "learning_rate",
+    "num_epochs": "num_train_epochs",
+    "max_steps": "max_steps",
+    "batch_size": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "warmup_ratio": "warmup_steps",
+    "max_grad_norm": "max_grad_norm",
+    "save_steps": "save_steps",
+    "logging_steps": "logging_steps",
+}
+SFT_NAMES = TRL_NAMES | {"max_length": "max_length"}
+GRPO_NAMES = TRL_NAMES | {
+    "num_generations": "num_generations",
+    "max_new_tokens": "max_completion_length",
+    "temperature": "temperature",
+    "kl_coef": "beta",
+    "clip_range": "epsilon",
+    "advantage": "scale_rewards",
+}
+# TRL fields that other fields of the configuration decide: a value under `trl` would contradict them.
+DERIVED = {
+    "gradient_checkpointing": "gradient_checkpointing",
+    "bf16": "mixed_precision",
+    "fp16": "mixed_precision",
+    "reward_weights": "reward_config",
+    "save_total_limit": "save_total_limit",
+    "dataloader_num_workers": "compute.dataloader_workers",
+    "seed": "seed",
+    "data_seed": "seed",
+    "use_cpu": "compute.device",
+    "model_init_kwargs": "model",
+    "chat_template_kwargs": "model.chat_template_kwargs",
+    "chat_template_path": "model.chat_template",
+}
+# TRL fields that Ratchet needs for itself.
+RESERVED = {"output_dir", "report_to", "run_name", "resume_from_checkpoint", "save_strategy", "logging_strategy", "push_to_hub", "hub_model_id",
+            "remove_unused_columns", "auto_find_batch_size", "eval_strategy", "do_eval", "load_best_model_at_end", "completion_only_loss", "dataset_text_field",
+            "disable_tqdm", "generation_batch_size", "save_safetensors", "deepspeed", "fsdp", "packing"}  # fmt: skip
+
+
+def divisible(field: str, value: int, by_field: str, by: int) -> None:
+    """Raises ValueError unless `by` divides `value`."""
+    if value % by:
+        raise ValueError(f"{field} is {value} and must be a multiple of {by_field}, which is {by}: change one of them")
+
+
+@cache
+def trl_fields(kind: str) -> frozenset[str]:
+    """Field names of TRL's SFTConfig or GRPOConfig, read from the sources: importing them takes torch and six seconds."""
+    trl = Path(importlib.util.find_spec("trl").origin).parent / "trainer"
+    transformers = Path(importlib.util.find_spec("transformers").origin).parent
+    files = [trl / f"{kind}_config.py", trl / "base_config.py", transformers / "training_args.py"]
+    names: set[str] = set()
+    for file in files:
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names |= {f.target.id for f in node.body if isinstance(f, ast.AnnAssign) and not f.target.id.startswith("_")}
+    return frozenset(names)
+
+
+def trl_names(kind: str, given: dict[str, Any]) -> None:
+    """Raises ValueError for a name under `<kind>.trl` that TRL does not have or that a field of the configuration owns."""
+    owned = {trl: ours for ours, trl in (SFT_NAMES if kind == "sft" else GRPO_NAMES).items()} | DERIVED
+    for name in given:
+        if name in owned:
+            raise ValueError(f"{kind}.trl.{name} is owned by another field: set {owned[name]} instead")
+        if name in RESERVED:
+            raise ValueError(f"{kind}.trl.{name} is set by Ratchet itself: take it out")
+        if name not in trl_fields(kind):
+            raise ValueError(f"{kind}.trl.{name} is no field of TRL's {kind.upper()}Config: check the spelling or take it out")
+
+
+def reward_type(field: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError unless `value` is a known reward or has the form package.module:function."""
+    module, colon, function = value.partition(":")
+    if value in known or (colon and function.isidentifier() and all(p.isidentifier() for p in module.split("."))):
+        return
+    raise ValueError(f"{field} is {value!r} and must be one of {', '.join(known)} or package.module:function")
+
+
+def gate(metric: str, least: float | None, most: float | None, rival: str | None) -> None:
+    """Raises ValueError for a gate without a condition, with both kinds, or with limits that no value meets."""
+    if rival is not None and (least is not None or most is not None):
+        raise ValueError(f"the gate on {metric} has a rival and a limit: make two gates of it")
+    if rival is None and least is None and most is None:
+        raise ValueError(f"the gate on {metric} has no min, max or rival: give one, or take the gate out")
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"the gate on {metric} has min {least:g} above max {most:g}: no value can pass")
+
+
+def batch_arithmetic(grpo: Any, num_processes: int) -> None:
+    """Raises ValueError unless a generation batch holds whole groups; proposes the nearest batch sizes that do."""
+    accumulation = grpo.trl.get("steps_per_generation", grpo.gradient_accumulation_steps)
+    total = grpo.batch_size * accumulation * num_processes
+    if total % grpo.num_generations:
+        unit = grpo.num_generations // math.gcd(grpo.num_generations, accumulation * num_processes)
+        below, above = grpo.batch_size // unit * unit, -(-grpo.batch_size // unit) * unit
+        works = " or ".join(str(n) for n in (below, above) if n)
+        raise ValueError(
+            f"grpo.batch_size is {grpo.batch_size}: with {accumulation} accumulation steps and {num_processes} processes that is {total} completions a step, "
+            f"which must be a multiple of grpo.num_generations = {grpo.num_generations}: set batch_size to {works}"
+        )
+
+
+def save_alignment(grpo: Any) -> None:
+    """Raises ValueError unless checkpoints fall on generation boundaries, where alone GRPO resumes exactly."""
+    per_generation = grpo.trl.get("steps_per_generation", grpo.gradient_accumulation_steps) * grpo.trl.get("num_iterations", 1)
+    unit = per_generation // math.gcd(per_generation, grpo.gradient_accumulation_steps)
+    if grpo.save_steps % unit:
+        above = -(-grpo.save_steps // unit) * unit
+        raise ValueError(f"grpo.save_steps is {grpo.save_steps} and must be a multiple of {unit}, the steps of one generation: set it to {above}")
