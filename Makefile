@@ -1,1 +1,32 @@
+# `make run` and `make test` set everything up themselves and may be run again at any time.
 PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: run test install lint smollm2 down
+
+run: install
+	$(BIN)/ratchet up
+	$(BIN)/ratchet run tiny
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+lint: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+smollm2: install
+	$(BIN)/python -m deployments.smollm2 .ratchet/models/smollm2-135m-instruct
+
+down:
+	$(BIN)/ratchet down

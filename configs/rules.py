@@ -7,7 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-COMPONENTS = ("accuracy", "length_penalty", "step", "format")
+# Fields of a reward's settings that each type uses; any other one would be ignored and is refused.
+REWARD_USES = {"accuracy": (), "length_penalty": ("target_length",), "step": ("step_bonus", "max_steps"), "format": ()}
+COMPONENTS = tuple(REWARD_USES)
+# Metrics of the evaluation that have a value for every prompt, so that two models can be compared on them.
+PER_PROMPT = ("accuracy", "mean_reward", "format_rate", "mean_length", "truncated_rate")
+METRICS = (*PER_PROMPT, "kl", "kl_sequence")
 
 # The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.
 TRL_NAMES = {
@@ -91,8 +96,20 @@ def reward_type(field: str, value: str, known: tuple[str, ...]) -> None:
     raise ValueError(f"{field} is {value!r} and must be one of {', '.join(known)} or package.module:function")
 
 
+def reward_settings(field: str, kind: str, settings: Any, also: tuple[str, ...]) -> None:
+    """Raises ValueError for a setting that differs from its default and that this kind of reward does not use."""
+    used = (*also, *REWARD_USES.get(kind, ()))
+    for name, info in type(settings).model_fields.items():
+        if name not in used and getattr(settings, name) != info.default:
+            raise ValueError(f"{field}.{name} is set and reward type {kind} does not use it: take it out, or choose a type that does")
+
+
 def gate(metric: str, least: float | None, most: float | None, rival: str | None) -> None:
     """Raises ValueError for a gate without a condition, with both kinds, or with limits that no value meets."""
+    if metric not in METRICS:
+        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}")
+    if rival is not None and metric not in PER_PROMPT:
+        raise ValueError(f"the gate on {metric} has a rival, which needs a value for every prompt: {', '.join(PER_PROMPT)} have one")
     if rival is not None and (least is not None or most is not None):
         raise ValueError(f"the gate on {metric} has a rival and a limit: make two gates of it")
     if rival is None and least is None and most is None:

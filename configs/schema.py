@@ -159,6 +159,7 @@ class RewardComponent(Section):
     @model_validator(mode="after")
     def _known(self):
         rules.reward_type("grpo.reward_config.components.type", self.type, rules.COMPONENTS)
+        rules.reward_settings("grpo.reward_config.components", self.type, self, also=("type", "weight"))
         return self
 
 
@@ -197,6 +198,8 @@ class GRPOSection(Training):
                 f"grpo.reward_type is {self.reward_type} with {len(self.reward_config.components)} grpo.reward_config.components: "
                 "components belong to reward_type combined, which needs at least one"
             )
+        plain = self.reward_type in ("length_penalty", "step", "format")
+        rules.reward_settings("grpo.reward_config", self.reward_type, self.reward_config, also=("components", "weight") if plain else ("components",))
         return self
 
 

@@ -1,0 +1,116 @@
+"""From a preset, a YAML file or a mapping, and overrides, to a RunConfig; every mistake is one ConfigError with field, value, limit and remedy."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+
+FOLDER = Path(__file__).parent
+
+
+def presets() -> list[str]:
+    """Names of the configurations that come with Ratchet."""
+    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
+
+
+def load(source: str | Path | dict[str, Any], overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The configuration of a preset's name, a YAML file or a mapping, with overrides `{"grpo.max_steps": 40}` or `{"grpo": {"max_steps": 40}}` put over it."""
+    values = source if isinstance(source, dict) else _read(str(source))
+    for key, value in (overrides or {}).items():
+        values = _merge(values, _nested(key, value))
+    return validate(values)
+
+
+def validate(values: dict[str, Any]) -> RunConfig:
+    """The configuration that a mapping describes."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(dict.fromkeys(_sentence(e) for e in error.errors()))) from None
+
+
+def parse_set(assignment: str) -> tuple[str, Any]:
+    """`a.b=c` as a key and a YAML value."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {assignment!r} must have the form section.field=value")
+    if not text:
+        return key, ""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML: {' '.join(str(error).split())}") from None
+    return key, _number(value)
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 as a string; people mean the number."""
+    if isinstance(value, dict):
+        return {k: _number(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_number(v) for v in value]
+    if isinstance(value, str) and value[:1] in "+-.0123456789":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _read(source: str) -> dict[str, Any]:
+    path = FOLDER / f"{source}.yaml" if source in presets() else Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {source!r} cannot be read ({error}): name a YAML file or a preset ({', '.join(presets())})") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration {source!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"the configuration {source!r} holds {type(values).__name__} and must hold sections such as `sft:` and `grpo:`")
+    return _number(values)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return {**under, **{k: _merge(under[k], v) if k in under else v for k, v in over.items()}}
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(error["loc"][:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"the fields there are {', '.join(known)}"
+        return f"{field} is no field of the configuration: {hint}"
+    return f"{field} is {error['input']!r} and is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _fields_at(loc: tuple) -> list[str]:
+    """Names of the fields of the section that a path of the configuration leads to."""
+    model: Any = RunConfig
+    for part in loc:
+        field = getattr(model, "model_fields", {}).get(part)
+        # A mapping or list of sections: the part names an entry, its section is the annotation's last argument.
+        model = field.annotation if field else model
+        while not isinstance(model, type) or not issubclass(model, BaseModel):
+            arguments = [a for a in getattr(model, "__args__", ()) if a is not type(None) and a is not str]
+            if not arguments:
+                return []
+            model = arguments[-1]
+    return list(model.model_fields)

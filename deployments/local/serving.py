@@ -1,0 +1,79 @@
+"""Work pool and deployments of the embedded Prefect server."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+from importlib.metadata import version
+from pathlib import Path
+
+import configs
+import deployments
+import flows
+import tasks
+from configs.errors import StackError
+from deployments.local import settings
+from deployments.local.health import ask, tail
+from deployments.local.services import POOL, WORKER
+
+PREFECT_FILE = Path(deployments.__file__).with_name("prefect.yaml")
+
+
+def work_pool(api: str) -> None:
+    """Makes the process work pool unless it is there."""
+    if ask(f"{api}/work_pools/{POOL}") is None:
+        try:
+            ask(f"{api}/work_pools/", {"name": POOL, "type": "process", "description": "Flow runs as processes of this machine."})
+        except urllib.error.HTTPError as error:
+            if error.code != 409:  # somebody else was quicker
+                raise
+
+
+def worker_online(api: str) -> bool:
+    """Whether the worker has reported to the server."""
+    try:
+        workers = ask(f"{api}/work_pools/{POOL}/workers/filter", {}) or []
+    except OSError:
+        return False
+    return any(w["name"] == WORKER and w["status"] == "ONLINE" for w in workers)
+
+
+def deploy(home: Path, api: str, project: Path) -> bool:
+    """Deploys what prefect.yaml names, unless the server has just that already; says whether it had to. Raises StackError."""
+    digest = _digest(project)
+    mark = home / "deployed.json"
+    if mark.exists() and (known := json.loads(mark.read_text()))["digest"] == digest and _on_server(api) >= set(known["names"]):
+        return False
+    env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_KEY"} | settings.environment(home)
+    env |= {"RATCHET_PROJECT": str(project), "PREFECT_API_URL": api}
+    log = home / "logs" / "deploy.log"
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--prefect-file", str(PREFECT_FILE), "--all"]
+    with open(log, "wb") as out:
+        done = subprocess.run(command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    names = _declared()
+    missing = names - _on_server(api)
+    if done.returncode or missing:
+        raise StackError(f"the deployments {', '.join(sorted(missing or names))} could not be made: see {log}, which ends\n{tail(log, 25)}")
+    mark.write_text(json.dumps({"digest": digest, "names": sorted(names)}))
+    return True
+
+
+def _declared() -> set[str]:
+    import yaml
+
+    return {d["name"] for d in yaml.safe_load(PREFECT_FILE.read_text())["deployments"]}
+
+
+def _on_server(api: str) -> set[str]:
+    return {d["name"] for d in ask(f"{api}/deployments/filter", {"limit": 200})}
+
+
+def _digest(project: Path) -> str:
+    """Of everything that a deployment and its form are made of."""
+    total = hashlib.sha256(f"{project} {version('prefect')} ".encode() + PREFECT_FILE.read_bytes())
+    for package in (configs, flows, tasks):
+        for file in sorted(Path(package.__file__).parent.rglob("*.py")):
+            total.update(file.read_bytes())
+    return total.hexdigest()

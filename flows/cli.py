@@ -1,0 +1,133 @@
+"""The `ratchet` command. Logs go to stderr, results to stdout; exit code 0 done, 2 bad input, 1 anything else."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from configs.errors import RatchetError, Unavailable
+from configs.loading import load, parse_set, presets
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Post-training of language models as a pipeline.")
+Config = Annotated[str, typer.Argument(help="Preset or YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a field; may be repeated.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535)]
+
+
+@app.command()
+def up(prefect_port: Port = None, mlflow_port: Port = None, s3_port: Port = None) -> None:
+    """Starts the embedded stack: S3, MLflow, Prefect and a worker that serves the deployments."""
+    from deployments.local import settings, stack
+
+    ports = {"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3_port}
+    stack.up(settings.default_home(), {name: port for name, port in ports.items() if port is not None}, say=typer.echo)
+
+
+@app.command()
+def down() -> None:
+    """Stops the embedded stack; its data stays."""
+    from deployments.local import settings, stack
+
+    stack.down(settings.default_home())
+
+
+@app.command()
+def status() -> None:
+    """Says which services of the embedded stack run, and where."""
+    from deployments.local import settings, stack
+
+    for row in stack.status(settings.default_home()):
+        typer.echo(f"{row['service']:<18}{row['state']:<10}{row['pid'] or '':<8}{row['url'] or ''}")
+
+
+@app.command()
+def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Runs the pipeline here and prints the table and the verdict."""
+    values = dict(parse_set(o) for o in overrides or [])
+    cfg = load(config, values)
+    _use_stack()
+    _preflight(cfg)
+    from flows.post_train import post_train
+
+    source = config if config in presets() else str(Path(config).resolve())
+    state = post_train(preset=source, overrides=values, return_state=True)
+    summary = state.result()
+    typer.echo(json.dumps(summary, sort_keys=True)) if as_json else _show(summary)
+
+
+@app.command()
+def check(config: Config, overrides: Overrides = None) -> None:
+    """Validates configuration and data, prints batch arithmetic and an estimate of memory, and trains nothing."""
+    from tasks.core.check import check as examine
+
+    cfg = load(config, dict(parse_set(o) for o in overrides or []))
+    _use_stack()
+    for row in examine(cfg):
+        typer.echo(row)
+
+
+def _use_stack() -> None:
+    """Points this process at the embedded stack, where it was started here and the environment names no other. Before Prefect is imported."""
+    from deployments.local import settings
+
+    home = settings.default_home()
+    if (home / "stack.json").exists():
+        settings.apply(home)
+
+
+def _preflight(cfg: Any) -> None:
+    """Every service must answer before a run begins: one sentence now rather than a traceback later."""
+    import os
+
+    import httpx
+
+    from tasks.core import tracking
+    from tasks.core.store import open_store
+
+    api = os.environ.get("PREFECT_API_URL")
+    if api:
+        try:
+            httpx.get(f"{api}/health", timeout=10).raise_for_status()
+        except httpx.HTTPError as error:
+            raise Unavailable(f"PREFECT_API_URL is {api} and does not answer ({error}): start it (`ratchet up`) or unset it") from error
+    open_store(cfg.storage.root).check()
+    tracking.check(tracking.server_uri(cfg.tracking))
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tasks.core import report
+    from tasks.core.gates import Verdict
+
+    verdict = Verdict.model_validate(summary["verdict"])
+    console = Console()
+    for header, rows in (
+        (["", *report.ROLES.values()], report.table(summary["metrics"])),
+        (["gate", "outcome", "observed", "limit", "in words"], report.gate_rows(verdict)),
+    ):
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    model = summary["model"]
+    console.print(f"{summary['state']}: version {model['version']} of {model['name']}, stage {model['stage']}, aliases {', '.join(model['aliases']) or 'none'}")
+    for name, url in summary["urls"].items():
+        console.print(f"{name.replace('_', ' '):<14}{url}", soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point: errors of the tree become one sentence on stderr and their exit code."""
+    sys.path.insert(0, "")  # a reward function of the user's lies in the folder where the command is given
+    try:
+        app(standalone_mode=True)
+    except RatchetError as error:
+        print(f"ratchet: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The pipeline: data -> SFT -> GRPO -> evaluation -> verdict -> registration."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from configs.schema import RunConfig
+from tasks.base import prepare_base
+from tasks.data import prepare_data
+from tasks.evaluate import evaluate, judge
+from tasks.grpo import train_grpo
+from tasks.register import register
+from tasks.session import begin, configure, session
+from tasks.sft import train_sft
+
+
+@flow(name="post-train")
+def post_train(preset: str | None = None, config: RunConfig | None = None, overrides: dict[str, Any] | None = None) -> State:
+    """Takes a base model and a data set to a judged, registered model version.
+
+    preset: name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file.
+    config: a whole configuration instead of a preset.
+    overrides: values put over either, such as {"grpo.max_steps": 40}.
+    """
+    cfg = configure(preset, config, overrides)
+    run = begin(cfg)
+    with session(run, cfg) as stages:
+        data = stages.add(prepare_data(run, cfg.data, cfg.seed))
+        base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
+        measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, data)
+        base_scores = stages.add(evaluate(run, "base", *measured, policy=base))
+        sft = stages.add(train_sft(run, cfg.sft, cfg.model, cfg.compute, cfg.seed, base, data))
+        sft_scores = stages.add(evaluate(run, "sft", *measured, policy=sft, reference=base))
+        grpo = stages.add(train_grpo(run, cfg.grpo, cfg.model, cfg.compute, cfg.seed, sft, data))
+        grpo_scores = stages.add(evaluate(run, "grpo", *measured, policy=grpo, reference=sft))
+        verdict = stages.add(judge(run, cfg.gates, base_scores, sft_scores, grpo_scores))
+        stages.add(register(run, cfg.registry, grpo, grpo_scores, verdict))
+    passed = verdict.metrics["passed"]
+    sentences = [g["sentence"] for g in verdict.metrics["verdict"]["gates"] if passed or g["outcome"] != "pass"]
+    return Completed(name="Completed" if passed else "Rejected", message=" ".join(sentences), data=stages.summary)

@@ -1,0 +1,40 @@
+"""What `ratchet check` prints: the data's counts, the batch arithmetic, an estimate of memory. Trains nothing and stores nothing."""
+
+import math
+import tempfile
+from pathlib import Path
+
+from configs.errors import DataError
+from configs.schema import RunConfig, Training
+from tasks.core import data, memory
+
+
+def check(config: RunConfig) -> list[str]:
+    """Lines for people. Raises ConfigError, DataError or ModelError for what would stop a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = data.prepare(config.data, config.seed, Path(folder))
+    if config.evaluation.split == "validation" and not counts["num_validation"]:
+        raise DataError("evaluation.split is validation and data.validation_size is 0: raise it, or evaluate on test")
+    estimate = memory.estimate(config)
+    sizes = "; ".join(f"{name}: {estimate[name]['trainable']:,} trainable, about {estimate[name]['peak_bytes'] / 2**30:.1f} GiB" for name in ("sft", "grpo"))
+    held_out = counts["num_test" if config.evaluation.split == "test" else "num_validation"]
+    measured = min(held_out, config.evaluation.max_samples or held_out)
+    return [
+        f"data: {counts['num_demonstrations']:,} demonstrations, {counts['num_train_prompts']:,} training prompts, "
+        f"{counts['num_validation']:,} for validation, {counts['num_test']:,} for test; {measured:,} are measured",
+        f"sft: {steps(config.sft, counts['num_demonstrations'], config.compute.num_processes, rows_per_sample=1)}",
+        f"grpo: {steps(config.grpo, counts['num_train_prompts'], config.compute.num_processes, rows_per_sample=config.grpo.num_generations)}",
+        f"memory per process on {estimate['device']}, good to a factor of two: {estimate['parameters']:,} parameters; {sizes}",
+    ]
+
+
+def steps(section: Training, available: int, processes: int, rows_per_sample: int) -> str:
+    """Batch arithmetic in words: a step takes batch_size x accumulation x processes rows; GRPO's rows are num_generations completions per prompt."""
+    rows = section.batch_size * section.gradient_accumulation_steps * processes
+    samples = min(available, section.max_samples or available)
+    per_epoch = max(1, math.ceil(samples * rows_per_sample / rows))
+    total = section.max_steps or math.ceil(section.num_epochs * per_epoch)
+    product = f"{section.batch_size} x {section.gradient_accumulation_steps} accumulation x {processes} processes = {rows}"
+    if rows_per_sample > 1:
+        product += f" completions = {rows / rows_per_sample:g} prompts x {rows_per_sample}"
+    return f"a step takes {product}; {samples:,} of {available:,} samples; {per_epoch:,} steps an epoch, {total:,} in all"

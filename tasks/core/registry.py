@@ -1,0 +1,233 @@
+"""The model registry: versions made of artifacts that lie in the store already, and the aliases and stages they move through.
+
+Aliases are the truth: `champion` serves, `challenger` waits, `previous` served before. Stages mirror them: Production is the champion, Staging
+the challenger, and any other version that was in one of these is Archived.
+"""
+
+import json
+import shutil
+import warnings
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs.errors import ModelError
+from configs.schema import RegistrySection
+from tasks.core.store import open_store
+from tasks.core.tracking import Tracking, mlflow_errors
+
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}
+KEY_TAG, STATUS_TAG = "ratchet.key", "gate.status"
+REQUIREMENTS = ("mlflow", "torch", "transformers", "accelerate")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# What a tokenizer does not need: MLflow's own files and the weights.
+NOT_TOKENIZER = ("MLmodel", "requirements.txt", "conda.yaml", "python_env.yaml", "generation_config.json", "*.safetensors", "*.bin", "*.index.json")
+
+
+class Version(BaseModel):
+    """A model version as the registry has it."""
+
+    name: str
+    version: int
+    stage: str
+    aliases: list[str]
+    tags: dict[str, str] = {}
+    source: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gates let it through."""
+        return self.tags.get(STATUS_TAG) == "passed"
+
+
+def write_mlmodel(folder: Path) -> None:
+    """Makes an MLflow model of a flat Hugging Face folder, in place and without loading or copying the weights.
+
+    It then loads with from_pretrained, mlflow.transformers.load_model and mlflow.pyfunc.load_model (chat). Equal folders get equal files:
+    nothing in them names a time, an id or a path. Raises ModelError for a folder that holds no whole model.
+    """
+    import yaml
+
+    if not (folder / "config.json").is_file() or not any(p for pattern in WEIGHTS for p in folder.glob(pattern)):
+        raise ModelError(f"{folder} holds no Hugging Face model: config.json and safetensors weights must be there")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # MLflow looks for the tokenizer there and nowhere else; these are the only files that are kept twice.
+    tokenizer = folder / "components" / "tokenizer"
+    tokenizer.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if file.is_file() and not any(file.match(pattern) for pattern in NOT_TOKENIZER):
+            shutil.copyfile(file, tokenizer / file.name)
+    requirements = [f"{name}=={installed(name).split('+')[0]}" for name in REQUIREMENTS]
+    (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
+    files = {"python_env.yaml": _python_env(), "conda.yaml": _conda(requirements), "MLmodel": _mlmodel(config)}
+    for name, content in files.items():
+        (folder / name).write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
+
+
+def _python() -> str:
+    import platform
+
+    return platform.python_version()
+
+
+def _python_env() -> dict[str, Any]:
+    return {"python": _python(), "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
+
+
+def _conda(requirements: list[str]) -> dict[str, Any]:
+    return {"name": "mlflow-env", "channels": ["conda-forge"], "dependencies": [f"python={_python()}", "pip", {"pip": requirements}]}
+
+
+def _mlmodel(config: dict[str, Any]) -> dict[str, Any]:
+    from mlflow.models import ModelSignature
+    from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
+
+    transformers = {
+        "task": "text-generation",
+        "inference_task": "llm/v1/chat",
+        "instance_type": "TextGenerationPipeline",
+        "pipeline_model_type": config["architectures"][0],
+        "model_binary": ".",
+        "source_model_name": "",
+        "components": ["tokenizer"],
+        "tokenizer_type": "AutoTokenizer",
+        "torch_dtype": f"torch.{config.get('dtype') or config.get('torch_dtype') or 'float32'}",
+        "code": None,
+    }
+    pyfunc = {
+        "loader_module": "mlflow.transformers",
+        "python_version": _python(),
+        "env": {"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
+        "code": None,
+    }
+    return {
+        "flavors": {"transformers": transformers, "python_function": pyfunc},
+        "metadata": {"task": "llm/v1/chat"},
+        "mlflow_version": installed("mlflow"),
+        "signature": ModelSignature(inputs=CHAT_MODEL_INPUT_SCHEMA, outputs=CHAT_MODEL_OUTPUT_SCHEMA).to_dict(),
+        "is_signature_from_type_hint": False,
+        "type_hint_from_example": False,
+    }
+
+
+def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_id: str | None, tags: dict[str, str], key: str) -> Version:
+    """The version with this key, made when there is none: its source is the `model/` folder of our own artifact, not a copy.
+
+    A folder on this machine (`file://`), which MLflow does not take as a source, is uploaded to the run's experiment instead.
+    Raises ModelError when the folder holds no MLflow model, StorageUnavailable, TrackingUnavailable, BadInput.
+    """
+    _check_objects(model_uri)
+    found = find(section, tracking, key)
+    if found is not None:
+        return found
+    name, client = section.name, tracking.client
+    with mlflow_errors(f"register a version of {name!r}", tracking.uri):
+        _ensure_model(client, name)
+        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri}
+        source, model_id = model_uri, None
+        if model_uri.startswith("file://"):
+            model_id = _upload(tracking, Path(model_uri.removeprefix("file://")), name, run_id)
+            source, tags = f"models:/{model_id}", {**tags, "ratchet.model_id": model_id}
+        made = client.create_model_version(name, source, run_id=run_id or None, tags=tags, await_creation_for=None, model_id=model_id)
+        # Two that registered at the same time agree on the lower number.
+        first = min(_with_key(client, name, key), default=int(made.version))
+        if first != int(made.version):
+            client.delete_model_version(name, str(made.version))
+    return describe(name, first, tracking)
+
+
+def _check_objects(model_uri: str) -> None:
+    """MLflow makes a READY version of a folder that is not there: raises ModelError first."""
+    names = open_store(model_uri).list()
+    missing = [n for n in ("MLmodel", "config.json") if n not in names]
+    missing += [] if any(n.endswith((".safetensors", ".bin")) for n in names) else ["weights"]
+    if missing:
+        raise ModelError(f"{model_uri} is no model that can be registered, for {', '.join(missing)} is missing: redo the stage that made it")
+
+
+def _ensure_model(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _upload(tracking: Tracking, folder: Path, name: str, run_id: str | None) -> str:
+    """Copies the folder into MLflow's own artifact store as a logged model; returns its id."""
+    model = tracking.client.create_logged_model(tracking.experiment(), name=name, source_run_id=run_id or None)
+    tracking.client.log_model_artifacts(model.model_id, str(folder))
+    tracking.client.finalize_logged_model(model.model_id, "READY")
+    return model.model_id
+
+
+def _with_key(client: Any, name: str, key: str) -> list[int]:
+    quote = '"' if "'" in name else "'"
+    found = client.search_model_versions(f"name={quote}{name}{quote} and tag.`{KEY_TAG}`='{key}'")
+    return [int(v.version) for v in found]
+
+
+def find(section: RegistrySection, tracking: Tracking, key: str) -> Version | None:
+    """The version that was registered with this key, or None."""
+    with mlflow_errors(f"look for a version of {section.name!r}", tracking.uri):
+        numbers = _with_key(tracking.client, section.name, key)
+    return describe(section.name, min(numbers), tracking) if numbers else None
+
+
+def describe(name: str, version: int, tracking: Tracking) -> Version:
+    """The version as it is now. Raises BadInput when there is none."""
+    missing = f"version {version} of the model {name!r} does not exist in the registry at {tracking.uri}: see there which ones do"
+    with mlflow_errors(f"show version {version} of {name!r}", tracking.uri, missing):
+        found = tracking.client.get_model_version(name, str(version))
+    return Version(name=name, version=version, stage=found.current_stage, aliases=sorted(found.aliases), tags=found.tags, source=found.source)
+
+
+def version_url(version: Version, tracking: Tracking) -> str:
+    """Where the version is shown in the MLflow UI."""
+    return f"{tracking.uri}/#/models/{version.name}/versions/{version.version}"
+
+
+def aliases(model: str, tracking: Tracking) -> dict[str, int]:
+    """Alias -> version number. Raises BadInput when there is no such model."""
+    missing = f"the model {model!r} does not exist in the registry at {tracking.uri}: check its name, or run the pipeline first"
+    with mlflow_errors(f"show the model {model!r}", tracking.uri, missing):
+        return {alias: int(number) for alias, number in tracking.client.get_registered_model(model).aliases.items()}
+
+
+def stage_challenger(version: Version, tracking: Tracking) -> Version:
+    """Makes a version the challenger, in Staging; the challenger before it goes to Archived. The champion stays what it is."""
+    with mlflow_errors(f"stage version {version.version} of {version.name!r}", tracking.uri):
+        if aliases(version.name, tracking).get(CHAMPION) != version.version:
+            tracking.client.set_registered_model_alias(version.name, CHALLENGER, str(version.version))
+        mirror(version.name, tracking)
+    return describe(version.name, version.version, tracking)
+
+
+def mirror(model: str, tracking: Tracking) -> None:
+    """Sets every version's stage to what the aliases say; may be repeated at any time."""
+    now = aliases(model, tracking)
+    # The champion last: it is in Production even where it is still the challenger too.
+    named = {now[alias]: STAGE_OF[alias] for alias in (CHALLENGER, CHAMPION) if alias in now}
+    for number, stage in stages(model, tracking).items():
+        wanted = named.get(number, "Archived" if stage in STAGE_OF.values() else stage)
+        if stage != wanted:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # stages are to go in some later MLflow; aliases carry the truth
+                tracking.client.transition_model_version_stage(model, str(number), wanted, archive_existing_versions=False)
+
+
+def stages(model: str, tracking: Tracking) -> dict[int, str]:
+    """Version number -> stage, of all versions of the model. Raises what MLflow raises."""
+    quote = '"' if "'" in model else "'"
+    found: dict[int, str] = {}
+    token = None
+    while token is None or token:
+        page = tracking.client.search_model_versions(f"name={quote}{model}{quote}", page_token=token or None)
+        found |= {int(v.version): v.current_stage for v in page}
+        token = page.token or ""
+    return found

@@ -1,0 +1,218 @@
+"""Rewards: what a completion is worth. One set of functions serves GRPO and evaluation, so that they cannot disagree."""
+
+import hashlib
+import importlib.util
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from configs import rules
+from configs.errors import ConfigError
+from configs.schema import RewardComponent, RewardConfig
+from tasks.core.answers import extract_answer, is_formatted, same_answer
+
+RewardFunction = Callable[..., list[float | None]]
+
+_MARKER = re.compile(r"[\s*#>-]*(?:step\s+[0-9]+\s*[.:)-]|[0-9]+[.):](?=\s))", re.IGNORECASE)
+_STEP_INSIDE = re.compile(r"\s(?=step\s+[0-9]+\s*:)", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
+
+
+def count_steps(text: str) -> int:
+    """Number of different reasoning steps: numbered lines, lines `Step N: ...`, and sentences with an equation (a number on each side of `=`).
+
+    Repeated lines, empty ones and equations that say nothing (`5 = 5`) do not count.
+    """
+    seen = set()
+    for line in _STEP_INSIDE.sub("\n", text).splitlines():
+        marker = _MARKER.match(line)
+        if marker:
+            found = [line[marker.end() :]]
+        else:
+            found = [s for s in _SENTENCE_END.split(line) if _is_equation(s)]
+        seen |= {" ".join(s.split()).casefold().strip(" .;*") for s in found}
+    return len(seen - {""})
+
+
+def _is_equation(sentence: str) -> bool:
+    sides = [s.strip(" .;*$") for s in sentence.split("=")]
+    numeric = [any(c in "0123456789" for c in s) for s in sides]
+    return any(numeric[i] and numeric[i + 1] and sides[i] != sides[i + 1] for i in range(len(sides) - 1))
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A total reward: `functions` in the form that TRL wants and `weights` by component name, both in the same order."""
+
+    weights: dict[str, float]
+    functions: list[RewardFunction]
+
+    def score(self, completions: list[str], gold: list[str], lengths: list[int], columns: Mapping[str, list[Any]] | None = None) -> list[dict]:
+        """One dict per completion: `total` (weighted, as TRL adds it up) and each component, unweighted; None is a component without an opinion.
+
+        `lengths` are in tokens. `columns` are further columns of the data set, among them `prompts` where a function of the user's reads them.
+        Raises ConfigError for a function of the user's that returns something else than rewards.
+        """
+        columns = dict(columns or {})
+        prompts = columns.pop("prompts", [""] * len(completions))
+        # Only the number of ids is known here, unless the caller has them: a range stands for that many.
+        ids = columns.pop("completion_ids", [range(n) for n in lengths])
+        values = {f.__name__: f(prompts, completions, completion_ids=ids, gold=gold, **columns) for f in self.functions}
+        rows = []
+        for i in range(len(completions)):
+            row = {name: column[i] for name, column in values.items()}
+            total = sum(self.weights[name] * value for name, value in row.items() if value is not None)
+            rows.append({"total": float(total), **row})
+        return rows
+
+
+def build(reward_type: str, config: RewardConfig) -> Reward:
+    """The reward of `grpo.reward_type` and `grpo.reward_config`.
+
+    `accuracy` and a function of the user's stand alone; `length_penalty`, `step` and `format` are added to accuracy with `config.weight`;
+    `combined` adds up `config.components`. Raises ConfigError for two components of one name and for a function that cannot be used.
+    """
+    accuracy = RewardComponent(type="accuracy")
+    if reward_type == "combined":
+        components = config.components
+    elif reward_type == "accuracy":
+        components = [accuracy]
+    elif ":" in reward_type:
+        components = [RewardComponent(type=reward_type)]
+    else:
+        settings = {name: getattr(config, name) for name in rules.REWARD_USES[reward_type]}
+        components = [accuracy, RewardComponent(type=reward_type, weight=config.weight, **settings)]
+    if not components:
+        raise ConfigError("grpo.reward_config.components is empty and grpo.reward_type is combined: give at least one component")
+    functions = [_component(c) for c in components]
+    names = [f.__name__ for f in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"grpo.reward_config.components has {names.count(name)} components named {name}, and each name may occur once: keep one of them")
+    return Reward({n: c.weight for n, c in zip(names, components, strict=True)}, functions)
+
+
+def source_digest(reward_type: str, config: RewardConfig) -> str:
+    """SHA-256 of the files that the user's reward functions stand in, for the stage key; "" where there are none.
+
+    What such a file imports in its turn goes unseen. Finds the files without running them: they may import torch, and the caller must not.
+    Raises ConfigError for a module that is not there.
+    """
+    specs = [t for t in (reward_type, *(c.type for c in config.components)) if ":" in t]
+    digests = [f"{spec} {hashlib.sha256(_source(spec)).hexdigest()}\n" for spec in specs]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
+
+
+def _source(spec: str) -> bytes:
+    module = spec.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {module!r}")
+        return Path(found.origin).read_bytes() if found.has_location else b""
+    except Exception as error:  # whatever the user's package does while it is found
+        raise _not_importable(spec, error) from error
+
+
+def _not_importable(spec: str, error: Exception) -> ConfigError:
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"the reward {spec} cannot be imported ({why}): correct {spec.partition(':')[0]} or install it where Ratchet runs")
+
+
+def _component(component: RewardComponent) -> RewardFunction:
+    """The reward function of one component."""
+    if ":" in component.type:
+        return _custom(component.type)
+    make = {"accuracy": _accuracy, "length_penalty": _length_penalty, "step": _step, "format": _format}[component.type]
+    function = make(component)
+    # TRL logs rewards/<__name__>/mean: the component's name is the metric's.
+    function.__name__ = component.type
+    return function
+
+
+def _is_right(completion: str, gold: str) -> bool:
+    return same_answer(extract_answer(completion), gold)
+
+
+def _accuracy(component: RewardComponent) -> RewardFunction:
+    def accuracy(prompts, completions, completion_ids=None, gold=None, **columns):
+        """1.0 for the right answer, else 0.0."""
+        return [float(_is_right(c, g)) for c, g in zip(completions, gold, strict=True)]
+
+    return accuracy
+
+
+def _length_penalty(component: RewardComponent) -> RewardFunction:
+    target = component.target_length
+
+    def length_penalty(prompts, completions, completion_ids=None, gold=None, **columns):
+        """0 up to the target length in tokens, then falling evenly to -1 at twice that length."""
+        # 0.0 - x: a short completion costs 0.0, not -0.0.
+        return [0.0 - min(1.0, max(0, len(ids) - target) / target) for ids in completion_ids]
+
+    return length_penalty
+
+
+def _step(component: RewardComponent) -> RewardFunction:
+    def step(prompts, completions, completion_ids=None, gold=None, **columns):
+        """A bonus per reasoning step, up to a number of steps, and only with the right answer: steps to nowhere are not worth writing."""
+        paid = [min(count_steps(c), component.max_steps) if _is_right(c, g) else 0 for c, g in zip(completions, gold, strict=True)]
+        return [component.step_bonus * n for n in paid]
+
+    return step
+
+
+def _format(component: RewardComponent) -> RewardFunction:
+    def format_(prompts, completions, completion_ids=None, gold=None, **columns):
+        """1.0 for an answer in the form `Final Answer: ...`, else 0.0."""
+        return [float(is_formatted(c)) for c in completions]
+
+    return format_
+
+
+def _custom(spec: str) -> RewardFunction:
+    """The user's `package.module:function`, with what it returns checked."""
+    inner = _imported(spec)
+    parameters = inspect.signature(inner).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepted = {p.name for p in parameters}
+
+    def function(prompts, completions, completion_ids=None, gold=None, **columns):
+        """Calls the user's function with the arguments that it names."""
+        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "gold": gold, **columns}
+        return _checked(spec, inner(**(given if takes_all else {k: v for k, v in given.items() if k in accepted})), len(completions))
+
+    function.__name__ = inner.__name__
+    return function
+
+
+def _imported(spec: str) -> Callable:
+    """The function that `package.module:function` names."""
+    module, _, name = spec.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise _not_importable(spec, error) from error
+    if found is None:
+        raise ConfigError(f"the reward {spec} does not exist: {module} has no {name}, check the spelling")
+    # Its own name is that of the metric: a lambda has none, and `total` is the sum's.
+    if not inspect.isfunction(found) or not found.__name__.isidentifier() or found.__name__ == "total" or inspect.iscoroutinefunction(found):
+        raise ConfigError(f"the reward {spec} is no plain function with a name other than total: write it as `def {name}(completions, gold, **columns)`")
+    return found
+
+
+def _checked(spec: str, values: Any, count: int) -> list[float | None]:
+    """Raises ConfigError unless `values` holds one finite number or None per completion."""
+    if not isinstance(values, list):
+        raise ConfigError(f"the reward {spec} returned {type(values).__name__} and must return a list with one number or None per completion")
+    if len(values) != count:
+        raise ConfigError(f"the reward {spec} returned {len(values)} values for {count} completions: return one per completion")
+    for row, value in enumerate(values):
+        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+            raise ConfigError(f"the reward {spec} returned {value!r:.100} for completion {row}: return a finite number, or None for no opinion")
+    return [None if v is None else float(v) for v in values]

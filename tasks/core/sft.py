@@ -1,0 +1,64 @@
+"""Supervised fine-tuning: TRL's SFTTrainer on the demonstrations, with the loss on the completion alone."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from configs import rules
+from configs.errors import ConfigError, DataError
+from configs.schema import ComputeSection, ModelSection, SFTSection
+from tasks.core import models, trainer
+from tasks.core.launch import Context
+
+
+def train(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, base: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:
+    """Fine-tunes the base model and writes the `sft` artifact to `out`.
+
+    `base` and `data` are artifacts. Returns {"loss", "steps", "seconds"}. Raises ConfigError, DataError or ModelError for bad input.
+    """
+    started = time.monotonic()
+    source, work = models.locate(model, base), out.with_name(f"{out.name}.training")
+    sft = build(section, model, compute, seed, source, data, work, context)
+    history = trainer.run(sft, context, work)
+    trainer.save(sft, history, source, model, out)
+    trainer.clear(sft, work)
+    return {"loss": trainer.last_tenth(history, "loss"), "steps": sft.state.global_step, "seconds": time.monotonic() - started}
+
+
+def build(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, source: str, data: Path, work: Path, context: Context) -> Any:
+    """The SFTTrainer that `train` runs."""
+    from trl import SFTConfig, SFTTrainer
+
+    values = trainer.settings(section, rules.SFT_NAMES, compute, seed, work, context.checkpoints is not None)
+    args = trainer.arguments("sft", SFTConfig, section, {"trust_remote_code": model.trust_remote_code, **values})
+    tokenizer = models.load_tokenizer(source, model)
+    policy = models.load_policy(source, model, compute, for_training=True, lora=section.use_lora)
+    trainer.check_types(section, policy)
+    rows = trainer.sample(trainer.read_rows(data / "sft.jsonl"), section.max_samples, seed)
+    return trainer.with_warmup(SFTTrainer, section.warmup_ratio)(
+        model=policy,
+        args=args,
+        train_dataset=dataset(rows, tokenizer, section.max_length, model),
+        processing_class=tokenizer,
+        peft_config=trainer.adapter(section, policy),
+    )
+
+
+def dataset(rows: list[dict[str, Any]], tokenizer: Any, max_length: int, model: ModelSection) -> Any:
+    """A data set of `input_ids` and `labels`; -100 marks the prompt, which costs nothing.
+
+    Prompt and completion are tokenized apart and joined: no token spans the border, so that the prompt is the very tokens that GRPO
+    and evaluation generate from. The completion ends with the end-of-text token. TRL cuts the rows to `max_length`.
+    """
+    from datasets import Dataset
+
+    if not rows:
+        raise DataError("sft.jsonl holds no demonstrations, and SFT needs at least one: give some, or lower the held-out sizes")
+    prompts = tokenizer([models.render_prompt(tokenizer, row["prompt"], model.chat_template_kwargs) for row in rows])["input_ids"]
+    completions = tokenizer([row["completion"] for row in rows], add_special_tokens=False)["input_ids"]
+    shortest = min(map(len, prompts))
+    if shortest >= max_length:
+        raise ConfigError(f"sft.max_length is {max_length}, and the shortest prompt has {shortest} tokens, so that nothing is learnt: set it above {shortest}")
+    end = [tokenizer.eos_token_id]
+    pairs = [(prompt, completion + end) for prompt, completion in zip(prompts, completions, strict=True)]
+    return Dataset.from_dict({"input_ids": [p + c for p, c in pairs], "labels": [[-100] * len(p) + c for p, c in pairs]})

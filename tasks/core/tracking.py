@@ -1,0 +1,277 @@
+"""The only window to MLflow runs: a parent run per flow run, a child run per stage, curves that never hold up the training.
+
+`connect` is strict: a server that does not answer stops the flow before any work is done. Everything after it is best effort: an outage is
+waited out in the background, and what could not be delivered is counted and warned about, never raised.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from configs.errors import BadInput, ConfigError, RatchetError, TrackingUnavailable
+from configs.schema import TrackingSection
+from tasks.core.curves import WAIT_SECONDS, Point, StageRun, clean, final, points
+
+log = logging.getLogger("ratchet.tracking")
+
+CHECK_SECONDS = 3.0
+# Limits of the MLflow server: what lies beyond them is refused, and the whole batch with it.
+MAX_PARAM, MAX_TAG, MAX_BATCH_PARAMS, MAX_BATCH_METRICS, MAX_DIGEST = 6000, 5000, 100, 1000, 36
+# MLflow alone would try for about four minutes a call. Settings that the environment has already win.
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    # stdout belongs to `ratchet run --json`
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+def server_uri(section: TrackingSection) -> str:
+    """The MLflow server's address. Raises ConfigError when neither the config nor the environment names one."""
+    uri = section.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise ConfigError("tracking.uri is not set and neither is MLFLOW_TRACKING_URI: start the embedded stack with `ratchet up`, or set one of them")
+    return uri.rstrip("/")
+
+
+def check(uri: str, seconds: float = CHECK_SECONDS) -> None:
+    """Raises TrackingUnavailable unless something answers at an http(s) address within a few seconds, before MLflow's own long retries."""
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        with urllib.request.urlopen(f"{uri}/health", timeout=seconds):
+            return
+    except urllib.error.HTTPError as error:
+        if error.code < 500:  # hosted servers have no /health, or guard it: they answer all the same
+            return
+        reason = f"status {error.code}"
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "reason", error))
+    raise TrackingUnavailable(f"the MLflow server at {uri} does not answer ({reason}): start it with `ratchet up`, or correct tracking.uri")
+
+
+@contextlib.contextmanager
+def mlflow_errors(what: str, uri: str, missing: str | None = None) -> Iterator[None]:
+    """Translates what MLflow and its HTTP client raise: refusals to BadInput (`missing` is its text for what does not exist), others to TrackingUnavailable."""
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if missing and error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise BadInput(missing) from error
+        text = " ".join(str(error.message).split())[:400]
+        if refused(error):
+            raise BadInput(f"MLflow at {uri} refused to {what}: {text}") from error
+        raise TrackingUnavailable(f"MLflow at {uri} could not {what}: {text}") from error
+    except (requests.RequestException, OSError) as error:
+        raise TrackingUnavailable(f"MLflow at {uri} could not {what}: {error}") from error
+
+
+def refused(error: Exception) -> bool:
+    """Whether MLflow understood and said no: status 4xx, except those that a later try may not get."""
+    from mlflow.exceptions import MlflowException
+
+    # An exhausted connection is an MlflowException too, with status 500.
+    return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500 and error.get_http_status_code() not in (408, 429)
+
+
+def client_for(uri: str) -> Any:
+    """An MlflowClient for `uri`, both for runs and for the registry, that gives up within about half a minute."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def experiment_id(client: Any, name: str, uri: str) -> str:
+    """The id of the experiment: found, restored when it was deleted, or created; safe when several create it at once."""
+    from mlflow.exceptions import MlflowException
+
+    with mlflow_errors(f"open the experiment {name!r}", uri):
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return client.create_experiment(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = client.get_experiment_by_name(name)
+        if found.lifecycle_stage == "deleted":
+            try:
+                client.restore_experiment(found.experiment_id)
+            except MlflowException:  # somebody else restored it just now
+                if client.get_experiment(found.experiment_id).lifecycle_stage == "deleted":
+                    raise
+        return found.experiment_id
+
+
+def connect(section: TrackingSection, verify: bool = True) -> "Tracking":
+    """Opens the tracking server and the experiment.
+
+    Raises ConfigError without an address, TrackingUnavailable when the server does not answer within a few seconds, BadInput when it refuses.
+    `verify=False` sends nothing: it is for a stage whose flow has connected already, which an outage must not fail.
+    """
+    tracking = Tracking(server_uri(section), section.experiment)
+    if verify:
+        check(tracking.uri)
+        tracking.experiment()
+    return tracking
+
+
+class Tracking:
+    """One experiment on one server."""
+
+    def __init__(self, uri: str, experiment_name: str):
+        self.uri, self.name = uri, experiment_name
+        self.client = client_for(uri)
+        self._experiment: str | None = None
+
+    def experiment(self) -> str:
+        """The experiment's id. Raises TrackingUnavailable or BadInput."""
+        if self._experiment is None:
+            self._experiment = experiment_id(self.client, self.name, self.uri)
+        return self._experiment
+
+    def parent(self, flow_run_id: str, name: str, params: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> str:
+        """The id of the flow run's parent run, continued when this flow run has one (Retry), else created; "" during an outage."""
+        identity = {"ratchet.flow_run_id": flow_run_id, "ratchet.kind": "parent"}
+
+        def work() -> str:
+            run_id, known = self._open(identity, name, {"mlflow.source.name": "ratchet", **(tags or {})})
+            self._describe(run_id, params or {}, known)
+            return run_id
+
+        return best_effort(work, f"open the run of {name}", "")
+
+    def stage(self, parent_run_id: str, stage: str, key: str, params: dict[str, Any]) -> "StageRun":
+        """A child run of the stage, continued when (parent, stage, key) has one; waits some seconds for it, then goes on without."""
+        identity = {"ratchet.stage": stage, "ratchet.key": key}
+        if parent_run_id:
+            identity["mlflow.parentRunId"] = parent_run_id
+
+        def work() -> tuple[str, bool]:
+            run_id, known = self._open(identity, stage, {"mlflow.source.name": "ratchet"}, reuse=bool(parent_run_id))
+            self._describe(run_id, params, known)
+            return run_id, known is not None
+
+        return StageRun(self, stage, work)
+
+    def finish(self, parent_run_id: str, status: str, metrics: dict[str, float], tags: dict[str, str] | None = None, table: str | None = None) -> bool:
+        """Ends the parent run with its final metrics, its tags and `table` as artifact report.md; False when not all of it arrived."""
+        if not parent_run_id:
+            return False
+
+        def work() -> bool:
+            self.send(parent_run_id, points(metrics, 0), tags or {})
+            self.close(parent_run_id, status)
+            if table is not None:
+                self.client.log_text(parent_run_id, table, "report.md")
+            return True
+
+        return best_effort(work, "finish the parent run", False)
+
+    def run_url(self, run_id: str) -> str:
+        """Where the run is shown in the MLflow UI."""
+        return f"{self.uri}/#/experiments/{best_effort(self.experiment, 'look up the experiment', '0')}/runs/{run_id}"
+
+    def _open(self, identity: dict[str, str], name: str, tags: dict[str, str], reuse: bool = True) -> tuple[str, dict[str, str] | None]:
+        """Run id, and the params that it has already (None for a new run)."""
+        experiment = self.experiment()
+        if reuse:
+            query = " and ".join(f"tags.`{k}` = '{v}'" for k, v in identity.items())
+            found = self.client.search_runs([experiment], query, max_results=1, order_by=["attributes.start_time ASC"])
+            if found:
+                run = found[0]
+                self.client.update_run(run.info.run_id, status="RUNNING")
+                return run.info.run_id, dict(run.data.params)
+        run = self.client.create_run(experiment, tags={**tags, **identity}, run_name=name)
+        return run.info.run_id, None
+
+    def _describe(self, run_id: str, params: dict[str, Any], known: dict[str, str] | None) -> None:
+        """Logs params once; values that MLflow cannot hold go whole into the artifact params.json, those that changed since into tags."""
+        from mlflow.entities import Param
+
+        flat = flatten(params)
+        shown = {k: v if len(v) <= MAX_PARAM else "in the artifact params.json" for k, v in flat.items()}
+        known = known or {}
+        new = [Param(k, v) for k, v in shown.items() if k not in known]
+        for start in range(0, len(new), MAX_BATCH_PARAMS):
+            self.client.log_batch(run_id, params=new[start : start + MAX_BATCH_PARAMS])
+        changed = {f"ratchet.changed.{k}": v for k, v in shown.items() if k in known and known[k] != v}
+        self.send(run_id, [], changed)
+        if shown != flat:
+            self.client.log_text(run_id, json.dumps(params, indent=2, sort_keys=True, ensure_ascii=False, default=str), "params.json")
+
+    def send(self, run_id: str, points: list[Point], tags: dict[str, Any]) -> None:
+        """Logs points and tags, in as many calls as MLflow's limits ask for. Raises what MLflow raises."""
+        from mlflow.entities import Metric, RunTag
+
+        metrics = [Metric(p.name, p.value, p.time, p.step) for p in points]
+        named = [RunTag(clean(k), str(v)[:MAX_TAG]) for k, v in tags.items()]
+        for start in range(0, len(named), MAX_BATCH_PARAMS):
+            self.client.log_batch(run_id, tags=named[start : start + MAX_BATCH_PARAMS])
+        for start in range(0, len(metrics), MAX_BATCH_METRICS):
+            self.client.log_batch(run_id, metrics=metrics[start : start + MAX_BATCH_METRICS])
+
+    def add_dataset(self, run_id: str, name: str, digest: str, source_uri: str) -> None:
+        """Logs a data set as an input, its whole digest in the tag sha256. Raises what MLflow raises."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        entry = Dataset(name=name, digest=digest.removeprefix("sha256:")[:MAX_DIGEST], source_type="ratchet", source=json.dumps({"uri": source_uri}))
+        self.client.log_inputs(run_id, [DatasetInput(entry, [InputTag("mlflow.data.context", "training"), InputTag("sha256", digest)])])
+
+    def close(self, run_id: str, status: str) -> None:
+        """Ends the run. Raises what MLflow raises."""
+        self.client.set_terminated(run_id, final(status))
+
+    def logged_steps(self, run_id: str, name: str) -> set[int]:
+        """Steps at which the run has a value of the metric. Raises what MLflow raises."""
+        return {m.step for m in self.client.get_metric_history(run_id, name)}
+
+    def refused(self, error: Exception) -> bool:
+        """See the function `refused`."""
+        return refused(error)
+
+
+def flatten(params: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested dicts as `a.b` -> text; lists as JSON; an empty dict stays as `{}`."""
+    flat: dict[str, str] = {}
+    for name, value in params.items():
+        path = clean(f"{prefix}{name}")
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{path}.")
+        elif isinstance(value, (dict, list, tuple)):
+            flat[path] = json.dumps(value, ensure_ascii=False, default=str)
+        else:
+            flat[path] = str(value)
+    return flat
+
+
+def best_effort(work: Callable[[], Any], what: str, otherwise: Any, seconds: float = WAIT_SECONDS) -> Any:
+    """The result of `work`, or `otherwise` with a warning when it fails or takes longer than `seconds`."""
+    result: list[Any] = []
+    failure: list[str] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:  # tracking must not end a run
+            failure.append(error.args[0] if isinstance(error, RatchetError) else repr(error))
+
+    thread = threading.Thread(target=run, name="mlflow", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if result:
+        return result[0]
+    log.warning("MLflow could not %s: %s", what, failure[0] if failure else f"no answer within {seconds:g} s")
+    return otherwise

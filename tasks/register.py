@@ -1,0 +1,38 @@
+"""The Prefect task that registers the trained model with its verdict."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.states import State
+
+from configs.schema import RegistrySection
+from tasks.core import artifacts, registry
+from tasks.stage import RETRIES, Artifact, Run, Stage, numbers, run_stage
+
+VERSION = 1
+
+
+@task(name="register", **RETRIES)
+def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Artifact, verdict: Artifact) -> State:
+    """Makes a model version of the GRPO artifact, with the verdict as tags; one that passed goes to Staging as challenger."""
+    passed = verdict.metrics["passed"]
+    stage = Stage("register", VERSION, section.key(), {"grpo": grpo, "judge": verdict})
+    tags = {f"metric.{k}": f"{v:.6g}" for k, v in numbers(evaluation.metrics).items()}
+    tags |= {"gate.status": "passed" if passed else "rejected", "ratchet.grpo.uri": grpo.uri, "ratchet.verdict.uri": verdict.uri}
+    tags |= {f"gate.{g['name']}": f"{g['outcome']}: {g['sentence']}" for g in verdict.metrics["verdict"]["gates"]}
+
+    def make(out: Path) -> dict[str, Any]:
+        version = registry.register(section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key)
+        if passed:
+            version = registry.stage_challenger(version, run.tracking)
+        found = {"name": version.name, "version": version.version}
+        (out / "registration.json").write_text(json.dumps(found, sort_keys=True) + "\n")
+        return found
+
+    def still_there(manifest: artifacts.Manifest) -> bool:
+        return registry.find(section, run.tracking, stage.key) is not None
+
+    stage.make, stage.still_there = make, still_there
+    return run_stage(run, stage)

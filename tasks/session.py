@@ -1,0 +1,99 @@
+"""What frames a run of the pipeline: opening the store and MLflow before the first stage, and the summary after the last."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import flow_run
+from prefect.states import State
+
+from configs.errors import ConfigError
+from configs.loading import load
+from configs.schema import RunConfig
+from tasks.core import registry, report, tracking
+from tasks.core.gates import Verdict
+from tasks.core.store import open_store
+from tasks.stage import RETRIES, Artifact, Run, numbers, quiet_tracebacks
+
+quiet_tracebacks()
+
+
+def configure(preset: str | None, config: RunConfig | dict | None, overrides: dict[str, Any] | None) -> RunConfig:
+    """The run's configuration: a preset or a whole configuration, with overrides. Raises ConfigError."""
+    if (preset is None) == (config is None):
+        raise ConfigError("preset and config are " + ("both" if preset else "neither") + " given: give one of them")
+    values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
+    return load(preset if values is None else values, overrides)
+
+
+@task(name="begin", **RETRIES)
+def begin(cfg: RunConfig) -> Run:
+    """Opens the store and MLflow, which must answer, and the parent run; a Retry of the same flow run goes on in the same one."""
+    store = open_store(cfg.storage.root)
+    store.check()
+    mlflow = tracking.connect(cfg.tracking)
+    tags = {"ratchet.store": store.root, "ratchet.prefect": flow_run.ui_url or str(flow_run.id)}
+    parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
+    home = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute()
+    return Run(store, mlflow, parent, work=home / "work")
+
+
+class Stages:
+    """The artifacts of the run so far, and at its end the summary."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, Artifact] = {}
+        self.summary: dict[str, Any] = {}
+
+    def add(self, state: State) -> Artifact:
+        """The artifact that a stage's state carries; raises what the stage raised."""
+        artifact = state.result()
+        self.done[artifact.stage] = artifact
+        return artifact
+
+
+@contextmanager
+def session(run: Run, cfg: RunConfig):
+    """Yields Stages; when all are done, reports in Prefect and MLflow and fills the summary; otherwise closes the parent run as FAILED or KILLED."""
+    stages = Stages()
+    try:
+        yield stages
+        _report(run, cfg, stages)
+    except Exception:
+        run.tracking.finish(run.parent, "FAILED", {})
+        raise
+    except BaseException:
+        run.tracking.finish(run.parent, "KILLED", {})
+        raise
+
+
+def _report(run: Run, cfg: RunConfig, stages: Stages) -> None:
+    metrics = {role: stages.done[f"evaluate_{role}"].metrics for role in report.ROLES}
+    verdict = Verdict.model_validate(stages.done["judge"].metrics["verdict"])
+    registered = stages.done["register"].metrics
+    version = registry.describe(registered["name"], registered["version"], run.tracking)
+    text = report.markdown(metrics, verdict)
+    urls = {
+        "prefect": flow_run.ui_url,
+        "mlflow_run": run.tracking.run_url(run.parent),
+        "model_version": registry.version_url(version, run.tracking),
+        "store": run.store.root,
+    }
+    links = "\n".join(f"- {name.replace('_', ' ')}: {url}" for name, url in urls.items())
+    where = f"Version {version.version} of {version.name}, stage {version.stage}, aliases {', '.join(version.aliases) or 'none'}."
+    create_markdown_artifact(f"{text}\n{where}\n\n{links}\n", key="report", description="base, SFT and GRPO on the same prompts, and the verdict")
+    flat = {f"{role}.{name}": value for role, values in metrics.items() for name, value in numbers(values).items()}
+    tags = {f"ratchet.{a.stage}.{k}": str(v) for a in stages.done.values() for k, v in (("uri", a.uri), ("cached", a.cached))}
+    run.tracking.finish(run.parent, "FINISHED", flat, {**tags, "gate.status": "passed" if verdict.passed else "rejected"}, text)
+    stages.summary = {
+        "flow_run_id": str(flow_run.id),
+        "state": "Completed" if verdict.passed else "Rejected",
+        "stages": {a.stage: a.model_dump(include={"key", "uri", "cached", "seconds"}) for a in stages.done.values()},
+        "metrics": metrics,
+        "verdict": verdict.model_dump(mode="json"),
+        "model": {"name": version.name, "version": version.version, "stage": version.stage, "aliases": version.aliases},
+        "urls": urls,
+    }

@@ -1,0 +1,125 @@
+import json
+import logging
+
+import pytest
+
+from configs.errors import IntegrityError
+from tasks.core.artifacts import Checkpoints, canonical, fetch, find, publish, stage_key
+from tasks.core.store import open_store
+
+
+@pytest.fixture
+def store(dir_root):
+    opened = open_store(dir_root)
+    opened.check()
+    return opened
+
+
+def folder(tmp_path, **files):
+    where = tmp_path / "made"
+    where.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (where / name).write_text(text)
+    return where
+
+
+def manifest_of(store, prefix="sft/k"):
+    return json.loads(store.get_bytes(f"{prefix}/manifest.json"))
+
+
+def put_manifest(store, manifest, prefix="sft/k"):
+    store.put_bytes(f"{prefix}/manifest.json", json.dumps(manifest).encode())
+
+
+def test_key_does_not_depend_on_the_order_of_fields():
+    assert stage_key("sft", 1, {"a": 1, "b": 2}, {"x": "1", "y": "2"}) == stage_key("sft", 1, {"b": 2, "a": 1}, {"y": "2", "x": "1"})
+
+
+@pytest.mark.parametrize(
+    "changed", [("grpo", 1, {"a": 1}, {"x": "1"}), ("sft", 2, {"a": 1}, {"x": "1"}), ("sft", 1, {"a": 2}, {"x": "1"}), ("sft", 1, {"a": 1}, {"x": "2"})]
+)
+def test_key_depends_on_stage_version_section_and_inputs(changed):
+    assert stage_key(*changed) != stage_key("sft", 1, {"a": 1}, {"x": "1"})
+
+
+def test_canonical_json_refuses_nan():
+    with pytest.raises(ValueError, match="Out of range float"):
+        canonical({"a": float("nan")})
+
+
+def test_published_files_come_back(store, tmp_path):
+    publish(store, "sft/k", folder(tmp_path, a="one", b="two"), stage="sft", key="k")
+    back = fetch(store, "sft/k", find(store, "sft/k"), tmp_path / "back")
+    assert {p.name: p.read_text() for p in back.iterdir()} == {"a": "one", "b": "two"}
+
+
+def test_equal_content_has_equal_digests(store, tmp_path):
+    first = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    second = publish(store, "sft/other", folder(tmp_path, a="one"), stage="sft", key="other", seconds=9)
+    assert first.digest == second.digest
+
+
+def test_files_without_a_manifest_are_no_artifact(store):
+    store.put_bytes("sft/k/attempt-1/a", b"half")
+    assert find(store, "sft/k") is None
+
+
+def test_two_writers_do_not_mix(store, tmp_path):
+    publish(store, "sft/k", folder(tmp_path, a="one", b="one"), stage="sft", key="k")
+    publish(store, "sft/k", folder(tmp_path, a="two", b="two"), stage="sft", key="k")
+    back = fetch(store, "sft/k", find(store, "sft/k"), tmp_path / "back")
+    assert {p.read_text() for p in back.iterdir()} == {"two"}
+
+
+def test_missing_file_makes_an_artifact_damaged_and_names_it(store, tmp_path, caplog):
+    manifest = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    store.delete([f"sft/k/{manifest.folder}/a"])
+    with caplog.at_level(logging.WARNING):
+        assert find(store, "sft/k") is None
+    assert "its file a is missing" in caplog.text
+
+
+def test_flipped_byte_is_found_before_use(store, tmp_path):
+    manifest = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    store.put_bytes(f"sft/k/{manifest.folder}/a", b"two")
+    with pytest.raises(IntegrityError, match="differs from its manifest"):
+        fetch(store, "sft/k", find(store, "sft/k"), tmp_path / "back")
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b"])
+def test_manifest_path_that_leaves_the_folder_is_refused(store, tmp_path, path):
+    publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    manifest = manifest_of(store)
+    manifest["files"][0]["path"] = path
+    put_manifest(store, manifest)
+    assert find(store, "sft/k") is None
+
+
+def test_manifest_that_is_not_json_is_damaged(store):
+    store.put_bytes("sft/k/manifest.json", b"{")
+    assert find(store, "sft/k") is None
+
+
+def test_newest_checkpoint_is_taken_and_old_ones_are_pruned(store, tmp_path):
+    kept = Checkpoints(store, "sft", "k", keep=2)
+    for step in (2, 4, 10):
+        kept.save(step, folder(tmp_path, state=str(step)))
+    assert (kept.steps(), (kept.latest(tmp_path / "back") / "state").read_text()) == ([4, 10], "10")
+
+
+def test_damaged_checkpoint_is_reported_and_the_one_before_is_taken(store, tmp_path, caplog):
+    kept = Checkpoints(store, "sft", "k", keep=2)
+    for step in (2, 4):
+        kept.save(step, folder(tmp_path, state=str(step)))
+    attempt = manifest_of(store, "sft/k/checkpoints/step-4")["folder"]
+    store.put_bytes(f"sft/k/checkpoints/step-4/{attempt}/state", b"X")
+    with caplog.at_level(logging.WARNING):
+        assert (kept.latest(tmp_path / "back") / "state").read_text() == "2"
+    assert "taking the checkpoint before it" in caplog.text
+
+
+def test_cleared_checkpoints_leave_nothing(store, tmp_path):
+    kept = Checkpoints(store, "sft", "k", keep=2)
+    kept.save(2, folder(tmp_path, state="2"))
+    kept.clear()
+    assert store.list("sft/k/checkpoints") == {}

@@ -1,0 +1,91 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from configs.errors import DataError, StageFailed, StageKilled
+from configs.schema import DataSection
+from tasks.core.launch import emit, run_child
+
+
+def request(**section):
+    return {"stage": "data", "section": DataSection(**section).model_dump(mode="json"), "seed": 1, "inputs": {}}
+
+
+SMALL = {"arithmetic": {"demonstrations": 20}}
+
+
+def test_child_does_the_work_and_returns_metrics(tmp_path):
+    assert run_child(request(**SMALL), tmp_path / "w", print)["num_demonstrations"] == 20
+
+
+def test_childs_output_lies_in_the_work_folder(tmp_path):
+    run_child(request(**SMALL), tmp_path / "w", print)
+    assert len((tmp_path / "w/out/sft.jsonl").read_text().splitlines()) == 20
+
+
+def test_bad_data_in_the_child_is_the_same_error_here(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        run_child(request(path=str(tmp_path / "nowhere.jsonl")), tmp_path / "w", print)
+
+
+def test_unexpected_error_shows_the_childs_last_lines(tmp_path):
+    with pytest.raises(StageFailed, match="KeyError: 'section'"):
+        run_child({"stage": "data"}, tmp_path / "w", print)
+
+
+def test_killed_child_is_seen_for_what_it_is(tmp_path):
+    def kill(event):
+        os.kill(event["pid"], signal.SIGKILL)
+
+    with pytest.raises(StageKilled, match="was ended by SIGKILL"):
+        run_child(slow(), tmp_path / "w", kill)
+
+
+def test_interrupted_parent_ends_the_child(tmp_path):
+    pids = []
+
+    def interrupt(event):
+        pids.append(event["pid"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_child(slow(), tmp_path / "w", interrupt)
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_child_dies_with_a_parent_that_was_killed(tmp_path):
+    work = tmp_path / "w"
+    code = f"from pathlib import Path; from tasks.core.launch import run_child; run_child({slow()!r}, Path({str(work)!r}), print)"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    child = wait_for(lambda: psutil.Process(parent.pid).children())[0]
+    wait_for(lambda: (work / "events.jsonl").exists() and (work / "events.jsonl").read_text())
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not child.is_running())
+
+
+def test_events_arrive_in_order(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for step in (1, 2):
+        emit(path, event="log", step=step)
+    assert path.read_text() == '{"event": "log", "step": 1}\n{"event": "log", "step": 2}\n'
+
+
+def wait_for(condition, seconds=30):
+    """What the condition gives, once it gives something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def slow():
+    """A request that takes far longer than the test."""
+    return request(arithmetic={"demonstrations": 20_000_000})

@@ -1,0 +1,72 @@
+"""A model of a few thousand weights with its data, for tests that train; and rewards that tell random completions apart."""
+
+import json
+import shutil
+from pathlib import Path
+
+from configs.schema import ComputeSection, ModelSection
+from tasks.core.launch import Context
+from tasks.core.models import build_base
+
+MODEL = ModelSection(
+    name="scratch",
+    scratch={"hidden_size": 32, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 300},
+)
+CPU = ComputeSection(device="cpu")
+SUMS = [(a, b) for a in range(1, 5) for b in range(1, 7)]
+
+
+def checksum(completions, **columns):
+    """0 to 1 by the characters of the completion: almost no two random completions of a group are worth the same."""
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+
+
+def brevity(completions, **columns):
+    """1 for an empty completion, less with every character."""
+    return [1 / (1 + len(text)) for text in completions]
+
+
+def worked_example(completions, **columns):
+    """The text's four rewards, for groups of four."""
+    return [1.0, 1.0, 0.0, 0.8] * (len(completions) // 4)
+
+
+def write_data(folder: Path) -> Path:
+    """A `data` artifact of 24 sums; all files hold the same ones, for nothing is judged here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [{"id": f"sum-{a}-{b}", "prompt": [{"role": "user", "content": f"{a} + {b} = ?"}]} for a, b in SUMS]
+    questions = [{**row, "question": f"{a} + {b} = ?", "gold": str(a + b)} for row, (a, b) in zip(asked, SUMS, strict=True)]
+    answers = [{**row, "completion": f"{a} + {b} = {a + b}. Final Answer: {a + b}"} for row, (a, b) in zip(asked, SUMS, strict=True)]
+    for name, rows in {"sft": answers, "grpo": questions, "validation": questions, "test": questions}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+    return folder
+
+
+def build(folder: Path, seed: int = 1, model: ModelSection = MODEL) -> tuple[Path, Path]:
+    """(data artifact, base artifact). The base serves as an SFT artifact as well: its model is in `model/`."""
+    data, base = write_data(folder / "data"), folder / "base"
+    base.mkdir(parents=True, exist_ok=True)
+    build_base(model, data, seed, base)
+    return data, base
+
+
+class Checkpoints:
+    """Checkpoints in a plain directory."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def save(self, step: int, folder: Path) -> None:
+        shutil.copytree(folder, self.root / str(step))
+
+    def latest(self, folder: Path) -> Path | None:
+        steps = self.steps()
+        return Path(shutil.copytree(self.root / str(steps[-1]), folder / f"checkpoint-{steps[-1]}")) if steps else None
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name) for path in self.root.iterdir()) if self.root.exists() else []
+
+
+def context(emit=lambda **event: None, checkpoints=None) -> Context:
+    """What a stage may use, with nothing behind it unless given."""
+    return Context(emit=emit, checkpoints=checkpoints)
