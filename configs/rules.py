@@ -38,6 +38,8 @@ GRPO_NAMES = TRL_NAMES | {
 # TRL fields that other fields of the configuration decide: a value under `trl` would contradict them.
 DERIVED = {
     "gradient_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing": "gradient_checkpointing",
+    "trust_remote_code": "model.trust_remote_code",
     "bf16": "mixed_precision",
     "fp16": "mixed_precision",
     "reward_weights": "reward_config",
@@ -53,7 +55,7 @@ DERIVED = {
 # TRL fields that Ratchet needs for itself.
 RESERVED = {"output_dir", "report_to", "run_name", "resume_from_checkpoint", "save_strategy", "logging_strategy", "push_to_hub", "hub_model_id",
             "remove_unused_columns", "auto_find_batch_size", "eval_strategy", "do_eval", "load_best_model_at_end", "completion_only_loss", "dataset_text_field",
-            "disable_tqdm", "generation_batch_size", "save_safetensors", "deepspeed", "fsdp", "packing"}  # fmt: skip
+            "disable_tqdm", "generation_batch_size", "sync_ref_model", "assistant_only_loss", "save_safetensors", "deepspeed", "fsdp", "packing"}  # fmt: skip
 
 
 def divisible(field: str, value: int, by_field: str, by: int) -> None:

@@ -49,11 +49,10 @@ def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, ty
     cfg = load(config, values)
     _use_stack()
     _preflight(cfg)
-    from flows.post_train import post_train
+    from flows.here import run_here
 
     source = config if config in presets() else str(Path(config).resolve())
-    state = post_train(preset=source, overrides=values, return_state=True)
-    summary = state.result()
+    summary = run_here({"preset": source, "overrides": values}).result()
     typer.echo(json.dumps(summary, sort_keys=True)) if as_json else _show(summary)
 
 
@@ -121,7 +120,6 @@ def _show(summary: dict[str, Any]) -> None:
 
 def main() -> None:
     """Entry point: errors of the tree become one sentence on stderr and their exit code."""
-    sys.path.insert(0, "")  # a reward function of the user's lies in the folder where the command is given
     try:
         app(standalone_mode=True)
     except RatchetError as error:

@@ -9,6 +9,7 @@ from prefect.states import State
 
 from configs.schema import RegistrySection
 from tasks.core import artifacts, registry
+from tasks.promote import model_lock
 from tasks.stage import RETRIES, Artifact, Run, Stage, numbers, run_stage
 
 VERSION = 1
@@ -26,7 +27,8 @@ def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Art
     def make(out: Path) -> dict[str, Any]:
         version = registry.register(section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key)
         if passed:
-            version = registry.stage_challenger(version, run.tracking)
+            with model_lock(section.name):
+                version = registry.stage_challenger(version, run.tracking)
         found = {"name": version.name, "version": version.version}
         (out / "registration.json").write_text(json.dumps(found, sort_keys=True) + "\n")
         return found

@@ -57,9 +57,9 @@ def put(root: str, folder: Path) -> str:
     return store.uri("grpo/key/attempt/model")
 
 
-@pytest.fixture
-def model_uri(s3_root, model_folder):
-    return put(s3_root, model_folder)
+@pytest.fixture(scope="session")
+def model_uri(stack, model_folder):
+    return put(f"s3://ratchet/{uuid.uuid4().hex}", model_folder)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_what_does_not_hold_afterwards_is_an_error_and_a_failed_audit(section, t
     promotion.promote(section.name, 1, tracking)
     # Somebody else moves the alias between our change and our reading back.
     monkeypatch.setattr(promotion, "mirror", lambda model, t: t.client.set_registered_model_alias(model, "champion", "4"))
-    with pytest.raises(RatchetError, match="the registry does not hold what was asked: .*should be version 2"):
+    with pytest.raises(RatchetError, match=r"the registry does not hold what was asked: .*should be version 2"):
         promotion.promote(section.name, 2, tracking)
     (run,) = tracking.client.search_runs([promotion.audit_experiment(tracking)], f"params.model = '{section.name}' and params.version = '2'")
     assert run.info.status == "FAILED"

@@ -187,6 +187,12 @@ def test_warmup_is_a_share_of_the_real_number_of_steps(inputs, tmp_path, stage, 
 
 # ---------------------------------------------------------------- the value changes what is trained or generated
 
+
+def terms(weight):
+    """Two terms of a combined reward, the second of this weight."""
+    return {"components": [{"type": "tiny:checksum"}, {"type": "tiny:brevity", "weight": weight}]}
+
+
 TWICE = {"trl": {"num_iterations": 2}, "kl_coef": 0.0, "max_steps": 4, "learning_rate": 0.05}
 EPOCHS = {"max_steps": None, "max_samples": 8}
 MATTERS = [
@@ -215,7 +221,7 @@ GRPO_MATTERS = [
     ("advantage", {}, "group_std"),
     ("advantage", {}, "batch_std"),
     ("reward_type", {}, "tiny:brevity"),
-    ("reward_config", {"reward_type": "length_penalty"}, {"weight": 0.5, "target_length": 2}),
+    ("reward_config", {"reward_type": "combined", "reward_config": terms(1.0)}, terms(20.0)),
 ]
 CHANGES = [("sft", *row) for row in [*MATTERS, ("max_length", {}, 12)]] + [("grpo", *row) for row in MATTERS + GRPO_MATTERS]
 

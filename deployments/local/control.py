@@ -20,12 +20,12 @@ from deployments.local.health import tail
 MARK = "RATCHET_STACK"  # in the environment of every process of a stack: its home
 GRACE = 12.0  # seconds that services get to end by themselves
 
+# Relative to the home, where supervisord starts: its format expands some paths twice, so that a `%` in one cannot be written.
 HEAD = """[supervisord]
-logfile = {logs}/supervisord.log
+logfile = logs/supervisord.log
 logfile_maxbytes = 1MB
 logfile_backups = 1
-pidfile = {home}/supervisord.pid
-directory = {home}
+pidfile = supervisord.pid
 identifier = ratchet
 minfds = 1024
 {user}
@@ -39,7 +39,7 @@ supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 
 PROGRAM = """
 [program:{name}]
-command = "{python}" -m deployments.local.{module} "{home}" {argument}
+command = "%(ENV_RATCHET_PYTHON)s" -m deployments.local.{module} . {argument}
 autostart = {autostart}
 autorestart = true
 startsecs = 2
@@ -48,7 +48,7 @@ stopwaitsecs = 10
 stopasgroup = true
 killasgroup = true
 redirect_stderr = true
-stdout_logfile = {logs}/{name}.log
+stdout_logfile = logs/{name}.log
 stdout_logfile_maxbytes = 10MB
 stdout_logfile_backups = 2
 """
@@ -88,9 +88,9 @@ def start_supervisor(home: Path, state: dict[str, Any], names: list[str], die_wi
     """Starts supervisord, detached, with every service known and none started. Raises StackError when it does not answer."""
     logs = home / "logs"
     config = home / "supervisord.conf"
-    config.write_text(_configuration(home, state["socket"], names, die_with))
+    config.write_text(_configuration(state["socket"], names, die_with))
     with open(logs / "supervisord.out", "wb") as out:
-        env = dict(os.environ) | {MARK: str(home), "RATCHET_HOME": str(home)}
+        env = dict(os.environ) | {MARK: str(home), "RATCHET_HOME": str(home), "RATCHET_PYTHON": sys.executable}
         subprocess.run([sys.executable, "-m", "supervisor.supervisord", "-c", str(config)], cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     until = time.monotonic() + 20
     while not running(home):
@@ -153,13 +153,10 @@ def _command(process: psutil.Process) -> str:
         return "supervisor.supervisord"  # gone: nothing to wait for
 
 
-def _configuration(home: Path, socket_path: str, names: list[str], die_with: int | None) -> str:
-    def escaped(value: Any) -> str:
-        return str(value).replace("%", "%%")
-
-    values = {"home": escaped(home), "logs": escaped(home / "logs"), "python": escaped(sys.executable)}
-    text = HEAD.format(socket=escaped(socket_path), user="user = root\n" if os.getuid() == 0 else "", **values)
+def _configuration(socket_path: str, names: list[str], die_with: int | None) -> str:
+    user = "user = root\n" if os.getuid() == 0 else ""
     programs = [(name, "services", name, "false") for name in names]
     if die_with is not None:
         programs.append(("watch", "watch", die_with, "true"))
-    return text + "".join(PROGRAM.format(name=n, module=m, argument=a, autostart=s, **values) for n, m, a, s in programs)
+    text = HEAD.format(socket=socket_path.replace("%", "%%"), user=user)
+    return text + "".join(PROGRAM.format(name=n, module=m, argument=a, autostart=s) for n, m, a, s in programs)

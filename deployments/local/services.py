@@ -71,7 +71,7 @@ def main(home: str, service: str) -> None:
     """Replaces this process by the service."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a signal that was ignored stays ignored across exec, and stopping would fail
-    arguments, env = command(Path(home), service)
+    arguments, env = command(Path(home).resolve(), service)
     os.execve(arguments[0], arguments, env)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import urllib.error
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,13 +32,14 @@ def work_pool(api: str) -> None:
                 raise
 
 
-def worker_online(api: str) -> bool:
-    """Whether the worker has reported to the server."""
+def worker_online(api: str, since: float) -> bool:
+    """Whether the worker has reported to the server after `since` (seconds of the epoch): the server remembers those of an earlier start."""
     try:
         workers = ask(f"{api}/work_pools/{POOL}/workers/filter", {}) or []
     except OSError:
         return False
-    return any(w["name"] == WORKER and w["status"] == "ONLINE" for w in workers)
+    seen = [datetime.fromisoformat(w["last_heartbeat_time"]).timestamp() for w in workers if w["name"] == WORKER and w["last_heartbeat_time"]]
+    return any(at >= since for at in seen)
 
 
 def deploy(home: Path, api: str, project: Path) -> bool:

@@ -84,7 +84,7 @@ def urls(state: dict[str, Any], home: Path) -> dict[str, str]:
     """Where each service is reached."""
     found = {name: f"http://127.0.0.1:{state['ports'][name]}" for name in PORTS}
     if state["store"] == "directory":
-        found["s3"] = (home / "store").as_uri()
+        found["s3"] = f"file://{home / 'store'}"  # not percent-encoded: the store takes the rest as a path
     return found
 
 

@@ -139,7 +139,7 @@ def _start(home: Path, state: dict[str, Any], deployments: bool, project: Path, 
             await_service("s3", lambda: health.answers(f"{urls['s3']}/healthcheck"))
             await_service("s3-container", lambda: _buckets(home))
         await_service("mlflow", lambda: health.answers(f"{urls['mlflow']}/health"))
-        await_service("worker", lambda: serving.worker_online(api))
+        await_service("worker", lambda: serving.worker_online(api, await_service.info("worker")["start"]))
 
 
 class _Waiter:
@@ -147,7 +147,10 @@ class _Waiter:
         self.logs, self.rpc = home / "logs", control.rpc(socket_path)
 
     def __call__(self, name: str, ready: Callable[[], bool]) -> None:
-        health.wait(name, ready, lambda: self.rpc.getProcessInfo(name)["statename"], self.logs / f"{name}.log", PATIENCE)
+        health.wait(name, ready, lambda: self.info(name)["statename"], self.logs / f"{name}.log", PATIENCE)
+
+    def info(self, name: str) -> dict[str, Any]:
+        return self.rpc.getProcessInfo(name)
 
 
 @contextlib.contextmanager

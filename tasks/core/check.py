@@ -24,7 +24,7 @@ def check(config: RunConfig) -> list[str]:
         f"{counts['num_validation']:,} for validation, {counts['num_test']:,} for test; {measured:,} are measured",
         f"sft: {steps(config.sft, counts['num_demonstrations'], config.compute.num_processes, rows_per_sample=1)}",
         f"grpo: {steps(config.grpo, counts['num_train_prompts'], config.compute.num_processes, rows_per_sample=config.grpo.num_generations)}",
-        f"memory per process on {estimate['device']}, good to a factor of two: {estimate['parameters']:,} parameters; {sizes}",
+        f"memory per process on {estimate['device']}, roughly: {estimate['parameters']:,} parameters; {sizes}",
     ]
 
 

@@ -24,7 +24,7 @@ def estimate(config: RunConfig) -> dict[str, Any]:
                       10 H: norms, query, key, value, attention's output and the residual stream, as autograd keeps them; 4 I: gate, up, their
                       product and the activation function. Attention is taken to be fused, and the logits are made in blocks (TRL's fused head).
       rollout cache   B s L 2 K D w, with B completions of one generation (GRPO)
-    s is sft.max_length, or 256 for the prompt + grpo.max_new_tokens. Good to a factor of two; raises ModelError for a model that is not one.
+    s is sft.max_length, or 256 for the prompt + grpo.max_new_tokens. A rough estimate. Raises ModelError for a model that is not one.
     """
     architecture = _architecture(config.model)
     model = _on_meta(architecture, config.model)

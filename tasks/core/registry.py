@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from configs.errors import ModelError
 from configs.schema import RegistrySection
-from tasks.core.store import open_store
+from tasks.core.store import folder_of, open_store
 from tasks.core.tracking import Tracking, mlflow_errors
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
@@ -129,7 +129,7 @@ def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_i
         tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri}
         source, model_id = model_uri, None
         if model_uri.startswith("file://"):
-            model_id = _upload(tracking, Path(model_uri.removeprefix("file://")), name, run_id)
+            model_id = _upload(tracking, folder_of(model_uri), name, run_id)
             source, tags = f"models:/{model_id}", {**tags, "ratchet.model_id": model_id}
         made = client.create_model_version(name, source, run_id=run_id or None, tags=tags, await_creation_for=None, model_id=model_id)
         # Two that registered at the same time agree on the lower number.

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -110,6 +111,7 @@ def source_digest(reward_type: str, config: RewardConfig) -> str:
 
 def _source(spec: str) -> bytes:
     module = spec.partition(":")[0]
+    _look_here_too()
     try:
         found = importlib.util.find_spec(module)
         if found is None:
@@ -117,6 +119,12 @@ def _source(spec: str) -> bytes:
         return Path(found.origin).read_bytes() if found.has_location else b""
     except Exception as error:  # whatever the user's package does while it is found
         raise _not_importable(spec, error) from error
+
+
+def _look_here_too() -> None:
+    """A user's module lies in the folder of the run, which a worker's process enters only after it has started."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
 
 
 def _not_importable(spec: str, error: Exception) -> ConfigError:
@@ -194,6 +202,7 @@ def _custom(spec: str) -> RewardFunction:
 def _imported(spec: str) -> Callable:
     """The function that `package.module:function` names."""
     module, _, name = spec.partition(":")
+    _look_here_too()
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # whatever the user's module does while it is imported

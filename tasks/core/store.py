@@ -8,6 +8,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote
 
 from configs.errors import ConfigError, DataError, StorageUnavailable
 
@@ -60,12 +61,17 @@ def open_store(root: str | None = None) -> Store:
     raise ConfigError(f"storage.root is {root!r} and must be s3://bucket/prefix or file:///absolute/folder")
 
 
+def folder_of(uri: str) -> Path:
+    """The folder that a file:// address names."""
+    return Path(unquote(uri.removeprefix("file://")))
+
+
 class DirectoryStore:
     """A folder with the semantics of a bucket: objects appear whole, by rename."""
 
     def __init__(self, root: str):
         self.root = root
-        self.folder = Path(root.removeprefix("file://"))
+        self.folder = folder_of(root)
 
     @contextmanager
     def _translated(self):

@@ -1,0 +1,294 @@
+"""The embedded stack, for real: one per session, restarted once here."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.errors import StackError
+from deployments.local import control, health, services, serving, settings, swift
+from deployments.local import stack as embedded
+
+SERVICES = ["s3-account", "s3-container", "s3-object", "s3", "mlflow", "prefect", "worker"]
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No variable of a stack is set."""
+    for name in [n for n in os.environ if n.startswith(("AWS_", "MLFLOW_", "PREFECT_", "RATCHET_"))]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def home(tmp_path, clean):
+    """A home that has ports and credentials, and in which nothing runs."""
+    state = settings.remembered(tmp_path) | {"store": "s3"}
+    settings.save(tmp_path, state)
+    settings.credentials(tmp_path)
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def restarted(stack, stack_options):
+    """What was left of the stack after its supervisor was killed and it was taken down, and it is up again."""
+    import mlflow
+
+    client = s3(stack)
+    client.put_object(Bucket="ratchet", Key="kept/é.txt", Body=b"kept")
+    mlflow.create_experiment("kept")
+    urls = {name: stack[name] for name in settings.PORTS}
+    before = control.processes(stack["home"])
+    os.kill(int((stack["home"] / "supervisord.pid").read_text()), signal.SIGKILL)
+    try:
+        embedded.down(stack["home"])
+        left, rows = control.processes(stack["home"]), embedded.status(stack["home"])
+    finally:
+        again = embedded.up(stack["home"], **stack_options)
+    return {"before": before, "left": left, "rows": rows, "same_urls": again == urls}
+
+
+def s3(stack):
+    import boto3
+
+    env = settings.environment(stack["home"])
+    keys = {"aws_access_key_id": env["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": env["AWS_SECRET_ACCESS_KEY"]}
+    return boto3.client("s3", endpoint_url=stack["s3"], region_name="us-east-1", **keys)
+
+
+def pids(home):
+    return {row["service"]: row["pid"] for row in embedded.status(home)}
+
+
+def test_credentials_are_readable_by_their_owner_alone(stack):
+    assert (stack["home"] / "credentials.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_other_file_that_holds_the_secret_key_is_readable_by_others(stack):
+    secret = settings.credentials(stack["home"])["secret_key"].encode()
+    open_to_others = [f for f in stack["home"].rglob("*") if f.is_file() and f.stat().st_mode & 0o077 and secret in f.read_bytes()]
+    assert open_to_others == []
+
+
+def test_status_lists_every_service(stack):
+    rows = embedded.status(stack["home"])
+    assert [(row["service"], row["state"]) for row in rows] == [(name, "RUNNING") for name in SERVICES]
+    assert {row["service"]: row["url"] for row in rows if row["url"]} == {name: stack[name] for name in ("s3", "mlflow", "prefect")}
+    assert all(psutil.pid_exists(row["pid"]) for row in rows)
+
+
+def test_everything_listens_on_loopback_alone(stack):
+    addresses = {c.laddr.ip for p in control.processes(stack["home"]) for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+
+
+def test_a_second_up_leaves_every_process_as_it_is(stack, stack_options):
+    before = pids(stack["home"])
+    assert embedded.up(stack["home"], **stack_options) == {name: stack[name] for name in ("prefect", "mlflow", "s3")}
+    assert pids(stack["home"]) == before
+
+
+def test_unchanged_flows_are_not_deployed_again(stack):
+    assert serving.deploy(stack["home"], f"{stack['prefect']}/api", stack["project"]) is False
+
+
+def test_deployments_work_in_the_folder_that_up_was_called_from(stack):
+    found = health.ask(f"{stack['prefect']}/api/deployments/filter", {})
+    steps = {d["name"]: d["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]["directory"] for d in found}
+    assert steps == dict.fromkeys(["nightly-retrain", "post-train", "promote", "rollback"], str(stack["project"]))
+
+
+def test_the_nightly_run_has_a_schedule_and_never_overlaps(stack):
+    found = health.ask(f"{stack['prefect']}/api/deployments/name/post-train/nightly-retrain")
+    assert [(s["schedule"]["cron"], s["slug"], s["active"]) for s in found["schedules"]] == [("0 2 * * *", "nightly", True)]
+    assert (found["global_concurrency_limit"]["limit"], found["concurrency_options"]["collision_strategy"]) == (1, "CANCEL_NEW")
+    assert found["parameters"] == {"preset": "tiny"}
+
+
+def test_promotions_wait_for_each_other(stack):
+    found = health.ask(f"{stack['prefect']}/api/deployments/name/promote/promote")
+    assert (found["global_concurrency_limit"]["limit"], found["concurrency_options"]["collision_strategy"]) == (1, "ENQUEUE")
+
+
+def test_a_port_that_is_asked_for_while_the_stack_runs_on_another_is_refused(stack, stack_options):
+    with pytest.raises(StackError, match=r"^port 4 is asked for mlflow, which already runs on port \d+: call `ratchet down` first$"):
+        embedded.up(stack["home"], **stack_options | {"ports": {"mlflow": 4}})
+
+
+def test_the_store_refuses_another_secret(stack):
+    import boto3
+    from botocore.exceptions import ClientError
+
+    key = settings.credentials(stack["home"])["access_key"]
+    client = boto3.client("s3", endpoint_url=stack["s3"], region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key="guess")
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        client.list_buckets()
+
+
+def test_nothing_is_left_running_after_down_even_where_supervisor_was_killed(restarted):
+    assert restarted["left"] == []
+    assert len(restarted["before"]) >= len(SERVICES) + 1 and not any(p.is_running() for p in restarted["before"])
+
+
+def test_status_of_a_stopped_stack(restarted):
+    assert [(row["state"], row["url"], row["pid"]) for row in restarted["rows"]] == [("STOPPED", None, None)] * len(SERVICES)
+
+
+def test_ports_are_kept(restarted):
+    assert restarted["same_urls"]
+
+
+def test_objects_are_kept(restarted, stack):
+    assert s3(stack).get_object(Bucket="ratchet", Key="kept/é.txt")["Body"].read() == b"kept"
+
+
+def test_experiments_are_kept(restarted, stack):
+    import mlflow
+
+    assert mlflow.MlflowClient(stack["mlflow"]).get_experiment_by_name("kept").lifecycle_stage == "active"
+
+
+def test_deployments_are_kept(restarted, stack):
+    found = health.ask(f"{stack['prefect']}/api/deployments/filter", {})
+    assert sorted(d["name"] for d in found) == ["nightly-retrain", "post-train", "promote", "rollback"]
+
+
+def test_a_taken_port_is_one_sentence_and_nothing_is_started(tmp_path, clean):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StackError) as raised:
+            embedded.up(tmp_path, {"prefect": settings.free_port(), "mlflow": port, "s3": settings.free_port()}, say=lambda line: None)
+    command = " ".join(psutil.Process().cmdline())[:120]
+    assert str(raised.value) == (
+        f"port {port} of mlflow is taken by process {os.getpid()} ({command}): "
+        "stop that, or choose another with `ratchet up --mlflow-port` or RATCHET_MLFLOW_PORT"
+    )
+    assert control.processes(tmp_path) == [] and not (tmp_path / "stack.json").exists()
+
+
+def test_ports_come_from_the_argument_then_the_environment_then_memory(home, clean):
+    clean.setenv("RATCHET_PREFECT_PORT", "4201")
+    clean.setenv("RATCHET_MLFLOW_PORT", "5001")
+    assert settings.wanted_ports(settings.load(home), {"prefect": 4202}) == {"prefect": 4202, "mlflow": 5001, "s3": 8333}
+
+
+@pytest.mark.parametrize("value", ["http", "0", "65536", "-1"])
+def test_what_is_no_port_is_refused(home, clean, value):
+    clean.setenv("RATCHET_S3_PORT", value)
+    with pytest.raises(StackError, match=rf"^RATCHET_S3_PORT is '{value}' and must be a number from 1 to 65535: correct it or unset it$"):
+        settings.wanted_ports(settings.load(home), None)
+
+
+def test_two_services_cannot_share_a_port(home):
+    with pytest.raises(StackError, match=r"^port 5000 is given to mlflow and to another service: choose another with RATCHET_MLFLOW_PORT$"):
+        settings.wanted_ports(settings.load(home), {"s3": 5000})
+
+
+def test_the_environment_leads_to_the_stack(home):
+    env = settings.environment(home)
+    expected = {
+        "PREFECT_API_URL": "http://127.0.0.1:4200/api",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:8333",
+        "MLFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:8333",
+        "AWS_ACCESS_KEY_ID": "ratchet:ratchet",
+        "AWS_SECRET_ACCESS_KEY": settings.credentials(home)["secret_key"],
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+        "RATCHET_STORE": "s3://ratchet/runs",
+        "RATCHET_HOME": str(home),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    }
+    assert {name: env[name] for name in expected} == expected
+
+
+def test_an_endpoint_of_the_users_own_never_gets_the_credentials_of_the_stack(home, clean):
+    clean.setenv("AWS_ENDPOINT_URL_S3", "https://s3.example.org")
+    clean.setattr(os, "environ", os.environ.copy())
+    settings.apply(home)
+    assert [n for n in os.environ if n.startswith("AWS_")] == ["AWS_ENDPOINT_URL_S3"] and "RATCHET_STORE" not in os.environ
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+
+
+def test_credentials_of_the_users_own_are_never_sent_to_the_stack(home, clean):
+    clean.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    clean.setenv("AWS_SESSION_TOKEN", "token")
+    clean.setattr(os, "environ", os.environ.copy())
+    settings.apply(home)
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "ratchet:ratchet" and "AWS_SESSION_TOKEN" not in os.environ
+
+
+def test_services_of_the_users_own_win(home, clean):
+    clean.setenv("PREFECT_API_URL", "https://prefect.example.org/api")
+    clean.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
+    clean.setattr(os, "environ", os.environ.copy())
+    settings.apply(home)
+    assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == ("https://prefect.example.org/api", "https://mlflow.example.org")
+    assert "PREFECT_HOME" not in os.environ and os.environ["AWS_ENDPOINT_URL_S3"] == "http://127.0.0.1:8333"
+
+
+def test_servers_do_not_inherit_settings_that_are_meant_for_others(home, clean):
+    clean.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://team")
+    clean.setenv("MLFLOW_BACKEND_STORE_URI", "postgresql://team")
+    names = set(services.command(home, "prefect")[1]) | set(services.command(home, "mlflow")[1])
+    assert not names & {"PREFECT_API_DATABASE_CONNECTION_URL", "MLFLOW_BACKEND_STORE_URI"}
+
+
+def test_no_secret_is_on_a_command_line(home):
+    secret = settings.credentials(home)["secret_key"]
+    assert all(secret not in " ".join(services.command(home, name)[0]) for name in SERVICES)
+
+
+def test_without_xattrs_a_plain_directory_is_the_store(home, clean):
+    def refuse(*arguments):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    clean.setattr(os, "setxattr", refuse, raising=False)
+    clean.setattr(sys, "platform", "linux")
+    assert swift.obstacle(home) == f"Swift needs user xattrs and the file system of {home} refuses them (Operation not supported)"
+    settings.save(home, settings.load(home) | {"store": "directory"})
+    env = settings.environment(home)
+    assert env["RATCHET_STORE"] == f"file://{home}/store" and not any(name.startswith("AWS_") for name in env)
+    assert services.names("directory") == ["mlflow", "prefect", "worker"]
+
+
+def test_elsewhere_than_on_linux_swift_is_said_not_to_run(home, clean):
+    clean.setattr(sys, "platform", "darwin")
+    assert swift.obstacle(home) == "Swift runs on Linux alone and this is darwin"
+
+
+def test_a_home_too_deep_for_a_socket_gets_one_elsewhere(tmp_path):
+    deep = tmp_path / ("d" * 100)
+    assert len(settings.remembered(deep)["socket"]) <= settings.SOCKET_LIMIT and deep.is_dir()
+
+
+def test_no_stack_is_one_sentence(tmp_path):
+    with pytest.raises(StackError, match=rf"^{tmp_path} holds no embedded stack: start one with `ratchet up`$"):
+        settings.environment(tmp_path)
+    assert embedded.status(tmp_path) == []
+
+
+def test_a_service_that_does_not_stay_up_is_reported_with_the_end_of_its_log(tmp_path):
+    log = tmp_path / "mlflow.log"
+    log.write_text("starting\nno space left on device\n")
+    with pytest.raises(StackError, match=rf"^mlflow does not stay up \(fatal\): see {log}, which ends\nstarting\nno space left on device$"):
+        health.wait("mlflow", lambda: False, lambda: "FATAL", log, 5)
+
+
+def test_a_watched_stack_goes_down_when_the_process_ends(home):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as watched:
+        control.start_supervisor(home, settings.load(home), [], watched.pid)
+        assert control.running(home)
+    until = time.monotonic() + 30
+    while control.processes(home) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert control.processes(home) == [] and Path(home / "stack.json").exists()
