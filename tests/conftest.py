@@ -4,6 +4,7 @@ import os
 import uuid
 
 import pytest
+from prefect.logging.handlers import APILogWorker
 
 from deployments.local import settings, stack
 
@@ -31,6 +32,8 @@ def running_stack(tmp_path_factory, stack_options):
             with _prefect_settings(home):
                 yield {**urls, "home": home, "project": project}
         finally:
+            # Logs on their way to a server that is gone would be tried for a minute.
+            APILogWorker.drain_all(timeout=10)
             stack.down(home)
 
 
