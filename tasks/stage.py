@@ -106,7 +106,9 @@ def run_stage(run: Run, stage: Stage) -> State:
         raise
     done = _artifact(run, stage, manifest, cached=False, seconds=time.monotonic() - began)
     done.mlflow_run = child_run.run_id
-    undelivered = child_run.finish("FINISHED", metrics=numbers(done.metrics), tags={"ratchet.uri": done.uri, "ratchet.digest": done.digest})
+    # Under names of their own: `reward` and `loss` are curves already.
+    final = {f"final/{name}": value for name, value in numbers(done.metrics).items()}
+    undelivered = child_run.finish("FINISHED", metrics=final, tags={"ratchet.uri": done.uri, "ratchet.digest": done.digest})
     if undelivered:
         get_run_logger().warning("%s points of %s did not reach MLflow; history.jsonl in %s has them all", undelivered, stage.name, done.uri)
     return Completed(name="Completed", message=f"{stage.name} is done: {done.uri}", data=done)
