@@ -106,12 +106,14 @@ def _show(summary: dict[str, Any]) -> None:
     console = Console()
     for header, rows in (
         (["", *report.ROLES.values()], report.table(summary["metrics"])),
-        (["gate", "outcome", "observed", "limit", "in words"], report.gate_rows(verdict)),
+        (["gate", "outcome", "observed", "limit"], report.gate_rows(verdict)),
     ):
         table = Table(*header)
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    for gate in verdict.gates:
+        console.print(f"{gate.name}: {gate.sentence}", soft_wrap=True)
     model = summary["model"]
     console.print(f"{summary['state']}: version {model['version']} of {model['name']}, stage {model['stage']}, aliases {', '.join(model['aliases']) or 'none'}")
     for name, url in summary["urls"].items():

@@ -19,9 +19,10 @@ from tasks.sft import train_sft
 def post_train(preset: str | None = None, config: RunConfig | None = None, overrides: dict[str, Any] | None = None) -> State:
     """Takes a base model and a data set to a judged, registered model version.
 
-    preset: name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file.
-    config: a whole configuration instead of a preset.
-    overrides: values put over either, such as {"grpo.max_steps": 40}.
+    Args:
+        preset: Name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file.
+        config: A whole configuration instead of a preset.
+        overrides: Values put over either, such as {"grpo.max_steps": 40}.
     """
     cfg = configure(preset, config, overrides)
     run = begin(cfg)

@@ -13,8 +13,9 @@ from tasks.promote import promote_version, rollback_version
 def promote(model: str, version: int | None = None) -> State:
     """Takes a version that passed its gates to Production, as champion; the champion before it goes to Archived.
 
-    model: name of the registered model.
-    version: number of the version; none means the challenger, the version in Staging.
+    Args:
+        model: Name of the registered model.
+        version: Number of the version; none means the challenger, the version in Staging.
     """
     return _report(promote_version(model, version), "Promoted")
 
@@ -23,7 +24,8 @@ def promote(model: str, version: int | None = None) -> State:
 def rollback(model: str) -> State:
     """Takes the version that was champion before back to Production; the present champion goes to Archived.
 
-    model: name of the registered model.
+    Args:
+        model: Name of the registered model.
     """
     return _report(rollback_version(model), "RolledBack")
 

@@ -10,7 +10,7 @@ from tasks.stage import RETRIES, Artifact, Run, Stage, run_stage
 VERSION = 1
 
 
-@task(name="base", **RETRIES)
+@task(name="base", task_run_name="base", **RETRIES)
 def prepare_base(run: Run, section: ModelSection, seed: int, data: Artifact) -> State:
     """A `scratch` model is built on the data's text; a Hub model or local folder is only identified, and stays where it is."""
     scratch = section.name == "scratch"

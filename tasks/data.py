@@ -10,7 +10,7 @@ from tasks.stage import RETRIES, Run, Stage, run_stage
 VERSION = 1
 
 
-@task(name="data", **RETRIES)
+@task(name="data", task_run_name="data", **RETRIES)
 def prepare_data(run: Run, section: DataSection, seed: int) -> State:
     """Demonstrations, training prompts and held-out prompts; redone when the section, the seed or the source's content changes."""
     source = section.model_copy(update={"path": None}).key() | {"content": data.source_digest(section)}

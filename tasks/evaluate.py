@@ -39,7 +39,7 @@ def evaluate(
     return run_stage(run, Stage(f"evaluate_{role}", VERSION, key, inputs, request))
 
 
-@task(name="judge", **RETRIES)
+@task(name="judge", task_run_name="judge", **RETRIES)
 def judge(run: Run, section: dict[str, Gate], base: Artifact, sft: Artifact, grpo: Artifact) -> State:
     """Applies the gates to the GRPO model's measurements; the artifact holds verdict.json and report.md."""
     key = {name: gate.key() for name, gate in section.items()}

@@ -11,7 +11,7 @@ from tasks.stage import RETRIES, Artifact, Run, Stage, run_stage
 VERSION = 1
 
 
-@task(name="grpo", **RETRIES)
+@task(name="grpo", task_run_name="grpo", **RETRIES)
 def train_grpo(run: Run, section: GRPOSection, model: ModelSection, compute: ComputeSection, seed: int, sft: Artifact, data: Artifact) -> State:
     """Trains the policy from the SFT model, which is also its reference."""
     code = rewards.source_digest(section.reward_type, section.reward_config)

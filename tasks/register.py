@@ -15,7 +15,7 @@ from tasks.stage import RETRIES, Artifact, Run, Stage, numbers, run_stage
 VERSION = 1
 
 
-@task(name="register", **RETRIES)
+@task(name="register", task_run_name="register", **RETRIES)
 def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Artifact, verdict: Artifact) -> State:
     """Makes a model version of the GRPO artifact, with the verdict as tags; one that passed goes to Staging as challenger."""
     passed = verdict.metrics["passed"]

@@ -29,7 +29,7 @@ def configure(preset: str | None, config: RunConfig | dict | None, overrides: di
     return load(preset if values is None else values, overrides)
 
 
-@task(name="begin", **RETRIES)
+@task(name="begin", task_run_name="begin", **RETRIES)
 def begin(cfg: RunConfig) -> Run:
     """Opens the store and MLflow, which must answer, and the parent run; a Retry of the same flow run goes on in the same one."""
     store = open_store(cfg.storage.root)

@@ -9,7 +9,7 @@ from tasks.stage import RETRIES, Artifact, Run, Stage, run_stage
 VERSION = 1
 
 
-@task(name="sft", **RETRIES)
+@task(name="sft", task_run_name="sft", **RETRIES)
 def train_sft(run: Run, section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, base: Artifact, data: Artifact) -> State:
     """Fine-tunes the base model on the demonstrations and merges the adapter."""
     key = {"sft": section.key(), "model": loading(model), "compute": compute.key(), "seed": seed}

@@ -141,7 +141,9 @@ def _work(run: Run, stage: Stage, prefix: str, child_run: StageRun) -> artifacts
             request = {**stage.request, "stage": stage.name, "inputs": {n: str(p) for n, p in inputs.items()}}
             if stage.keep_checkpoints:
                 request["checkpoints"] = {"root": run.store.root, "key": stage.key, "keep": stage.keep_checkpoints}
-            metrics = run_child(request, work, _Progress(stage.name, child_run), stage.processes)
+            progress = _Progress(stage.name, child_run)
+            metrics = run_child(request, work, progress, stage.processes)
+            progress.done()
         described = {"inputs": {n: a.digest for n, a in stage.inputs.items()}, "section": stage.section, "metrics": metrics}
         manifest = artifacts.publish(run.store, prefix, out, stage=stage.name, key=stage.key, seconds=time.monotonic() - began, **described)
     finally:
@@ -177,10 +179,13 @@ class _Progress:
             self.child_run.log(step, numbers({k: v for k, v in event.items() if k not in ("step", "max_steps", "num_epochs")}))
             self._show(step, last)
 
+    def done(self) -> None:
+        """The bar is full: some stages have nothing to count."""
+        update_progress_artifact(self.artifact, progress=100.0)
+
     def _show(self, done: int, total: int) -> None:
         now = time.monotonic()
-        # One API call a second at most, and always the last one.
-        if now - self.shown >= 1 or done >= total:
+        if now - self.shown >= 1:  # one API call a second at most
             update_progress_artifact(self.artifact, progress=100.0 * done / max(total, 1))
             self.shown = now
 

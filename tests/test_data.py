@@ -292,31 +292,29 @@ def test_rows_of_the_form_of_gsm8k_are_all_kept_and_agree_with_the_rewards(tmp_p
 # --- S3 and the Hub ---
 
 
-@pytest.fixture
-def bucket(tmp_path, monkeypatch):
-    """A folder that stands for s3://bucket; the S3 client itself is tested with the store."""
-    real = store.open_store
-    monkeypatch.setattr(store, "open_store", lambda root: real(root.replace("s3://bucket", f"file://{tmp_path}/bucket")))
-    return tmp_path / "bucket"
+def put(root, local, key):
+    """Uploads a file, or the files of a folder, and gives its address."""
+    for file in local.iterdir() if local.is_dir() else [local]:
+        store.open_store(root).put_file(file, f"{key}/{file.name}" if local.is_dir() else key)
+    return f"{root}/{key}"
 
 
-def test_folder_on_s3_is_read_as_a_local_one(tmp_path, bucket):
+def test_folder_on_s3_is_read_as_a_local_one(tmp_path, s3_root):
     local = folder(tmp_path / "d", GOOD, [row(8)], [row(9)])
-    folder(bucket / "sets/mine", GOOD, [row(8)], [row(9)])
-    assert prepared(tmp_path / "1", path="s3://bucket/sets/mine/") == prepared(tmp_path / "2", path=str(local))
-    assert data.source_digest(DataSection(path="s3://bucket/sets/mine")) == data.source_digest(DataSection(path=str(local)))
+    there = put(s3_root, local, "sets/mine")
+    assert prepared(tmp_path / "1", path=f"{there}/") == prepared(tmp_path / "2", path=str(local))
+    assert data.source_digest(DataSection(path=there)) == data.source_digest(DataSection(path=str(local)))
 
 
-def test_single_file_on_s3(tmp_path, bucket):
-    write(bucket / "all.jsonl", [row(n) for n in range(10)])
-    files = prepared(tmp_path / "out", path="s3://bucket/all.jsonl", validation_size=2, test_size=3)
+def test_single_file_on_s3(tmp_path, s3_root):
+    there = put(s3_root, write(tmp_path / "all.jsonl", [row(n) for n in range(10)]), "all.jsonl")
+    files = prepared(tmp_path / "out", path=there, validation_size=2, test_size=3)
     assert [len(files[n]) for n in ("sft", "grpo", "validation", "test")] == [5, 5, 2, 3]
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/nothing", "s3://bucket"])
-def test_nothing_on_s3(tmp_path, bucket, path):
-    with pytest.raises(DataError, match=f"^data.path is {path} and does not exist"):
-        data.prepare(DataSection(path=path), 1, tmp_path / "out")
+def test_nothing_on_s3(tmp_path, s3_root):
+    with pytest.raises(DataError, match=f"^data.path is {s3_root}/nothing and does not exist"):
+        data.prepare(DataSection(path=f"{s3_root}/nothing"), 1, tmp_path / "out")
 
 
 @pytest.fixture

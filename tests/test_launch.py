@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -6,10 +7,12 @@ import time
 
 import psutil
 import pytest
+import tiny
 
 from configs.errors import DataError, StageFailed, StageKilled
-from configs.schema import DataSection
-from tasks.core.launch import emit, run_child
+from configs.schema import ComputeSection, DataSection, SFTSection
+from tasks.core.context import emit
+from tasks.core.launch import run_child
 
 
 def request(**section):
@@ -31,6 +34,15 @@ def test_childs_output_lies_in_the_work_folder(tmp_path):
 def test_bad_data_in_the_child_is_the_same_error_here(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.jsonl"):
         run_child(request(path=str(tmp_path / "nowhere.jsonl")), tmp_path / "w", print)
+
+
+def test_base_stage_of_a_local_folder_needs_no_data(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
+    run_child({"stage": "base", "section": {"name": str(model)}, "seed": 1, "inputs": {}}, tmp_path / "w", print)
+    assert list(json.loads((tmp_path / "w/out/source.json").read_text())) == ["sha256"]
 
 
 def test_unexpected_error_shows_the_childs_last_lines(tmp_path):
@@ -67,6 +79,18 @@ def test_child_dies_with_a_parent_that_was_killed(tmp_path):
     parent.kill()
     parent.wait()
     wait_for(lambda: not child.is_running())
+
+
+def test_two_processes_train_one_model(tmp_path):
+    data, base = tiny.build(tmp_path / "inputs")
+    section = SFTSection(batch_size=2, max_steps=2, lora_rank=2, logging_steps=1, max_length=64)
+    compute = ComputeSection(device="cpu", num_processes=2)
+    sections = {"section": section.model_dump(mode="json"), "model": tiny.MODEL.model_dump(mode="json"), "compute": compute.model_dump(), "seed": 1}
+    inputs = {"inputs": {"data": str(data), "base": str(base)}}
+    events = []
+    assert run_child({"stage": "sft", **sections, **inputs}, tmp_path / "w", events.append, processes=2)["steps"] == 2
+    assert [event["step"] for event in events if event["event"] == "log"] == [1, 2]
+    assert (tmp_path / "w/out/model/model.safetensors").exists()
 
 
 def test_events_arrive_in_order(tmp_path):

@@ -178,7 +178,7 @@ def test_retry_of_a_failed_run_redoes_only_what_was_not_finished(stack, s3_root)
         client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
         assert ended(client, run.id, after=1) == "Completed"
         tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
-    states = {task.name.split("-")[0]: task.state.name for task in sorted(tasks, key=lambda task: task.state.timestamp)}
+    states = {task.name: task.state.name for task in sorted(tasks, key=lambda task: task.state.timestamp)}
     assert [name for name, state in states.items() if state == "Cached"] == ["data", "base", "evaluate base", "sft", "evaluate sft"]
     assert [name for name, state in states.items() if state == "Completed"] == ["begin", "grpo", "evaluate grpo", "judge", "register"]
 

@@ -256,7 +256,7 @@ def test_logging_steps_sets_the_rows_of_the_history(trained, stage):
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
 @pytest.mark.parametrize(("save_steps", "expected"), [(1, [1, 2, 3]), (2, [2]), (3, [3]), (4, [])])
 def test_save_steps_sets_the_checkpoints_but_none_at_the_end(inputs, tmp_path, stage, save_steps, expected):
-    kept = tiny.Checkpoints(tmp_path / "kept")
+    kept = tiny.checkpoints(tmp_path / "kept")
     run(stage, inputs, tmp_path / "out", context=tiny.context(checkpoints=kept), save_steps=save_steps, max_steps=4)
     assert kept.steps() == expected
 
@@ -416,7 +416,7 @@ class Killed(Exception):
 def test_a_run_killed_and_resumed_ends_with_the_same_bytes(inputs, tmp_path, stage, use_lora, last):
     changed = {"lora_dropout": 0.05, "gradient_accumulation_steps": 2, "max_steps": 6, "save_steps": 2, "use_lora": use_lora}
     whole = run(stage, inputs, tmp_path / "whole", **changed)
-    kept = tiny.Checkpoints(tmp_path / "kept")
+    kept = tiny.checkpoints(tmp_path / "kept")
     events = []
 
     def emit(**event):

@@ -1,12 +1,13 @@
 """A model of a few thousand weights with its data, for tests that train; and rewards that tell random completions apart."""
 
 import json
-import shutil
 from pathlib import Path
 
 from configs.schema import ComputeSection, ModelSection
-from tasks.core.launch import Context
+from tasks.core.artifacts import Checkpoints
+from tasks.core.context import Context
 from tasks.core.models import build_base
+from tasks.core.store import open_store
 
 MODEL = ModelSection(
     name="scratch",
@@ -50,21 +51,9 @@ def build(folder: Path, seed: int = 1, model: ModelSection = MODEL) -> tuple[Pat
     return data, base
 
 
-class Checkpoints:
-    """Checkpoints in a plain directory."""
-
-    def __init__(self, root: Path):
-        self.root = root
-
-    def save(self, step: int, folder: Path) -> None:
-        shutil.copytree(folder, self.root / str(step))
-
-    def latest(self, folder: Path) -> Path | None:
-        steps = self.steps()
-        return Path(shutil.copytree(self.root / str(steps[-1]), folder / f"checkpoint-{steps[-1]}")) if steps else None
-
-    def steps(self) -> list[int]:
-        return sorted(int(path.name) for path in self.root.iterdir()) if self.root.exists() else []
+def checkpoints(folder: Path) -> Checkpoints:
+    """Checkpoints of one stage in a plain directory."""
+    return Checkpoints(open_store(folder.as_uri()), "stage", "key", keep=10)
 
 
 def context(emit=lambda **event: None, checkpoints=None) -> Context:

@@ -8,7 +8,7 @@ from configs import rules
 from configs.errors import ConfigError
 from configs.schema import ComputeSection, GRPOSection, ModelSection
 from tasks.core import models, trainer
-from tasks.core.launch import Context
+from tasks.core.context import Context
 
 
 def train(section: GRPOSection, model: ModelSection, compute: ComputeSection, seed: int, sft: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:

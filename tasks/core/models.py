@@ -57,10 +57,10 @@ def content_digest(section: ModelSection) -> str:
     return total.hexdigest()
 
 
-def build_base(section: ModelSection, data: Path, seed: int, out: Path) -> dict[str, Any]:
+def build_base(section: ModelSection, data: Path | None, seed: int, out: Path) -> dict[str, Any]:
     """Makes the `base` artifact in `out`: a whole tiny model for `scratch`, otherwise `source.json`, which says where the model is.
 
-    `data` is the data artifact, whose demonstrations train the tokenizer of a scratch model. Returns the stage's metrics.
+    `data` is the data artifact, whose demonstrations train the tokenizer of a scratch model; no other model needs it. Returns the stage's metrics.
     Raises ModelError for a model that is not one or that the Hub does not give.
     """
     if section.name == "scratch":

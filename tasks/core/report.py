@@ -24,15 +24,16 @@ def table(metrics: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def gate_rows(verdict: Verdict) -> list[list[str]]:
-    """Rows of gate, outcome, observed value, limit and sentence."""
-    return [[g.name, OUTCOMES[g.outcome], "–" if g.observed is None else f"{g.observed:.4g}", g.limit, g.sentence] for g in verdict.gates]
+    """Rows of gate, outcome, observed value and limit."""
+    return [[g.name, OUTCOMES[g.outcome], "–" if g.observed is None else f"{g.observed:.4g}", g.limit] for g in verdict.gates]
 
 
 def markdown(metrics: dict[str, dict[str, Any]], verdict: Verdict) -> str:
     """The report of one run."""
     heading = "## Passed: every gate says yes" if verdict.passed else "## Rejected: not every gate says yes"
-    gates = _rows(["gate", "outcome", "observed", "limit", "in words"], gate_rows(verdict))
-    return f"{heading}\n\n{_rows(['', *ROLES.values()], table(metrics))}\n\n{gates}\n"
+    gates = _rows(["gate", "outcome", "observed", "limit"], gate_rows(verdict))
+    sentences = "\n".join(f"- {g.name}: {g.sentence}" for g in verdict.gates)
+    return f"{heading}\n\n{_rows(['', *ROLES.values()], table(metrics))}\n\n{gates}\n\n{sentences}\n"
 
 
 def _rows(header: list[str], rows: list[list[str]]) -> str:

@@ -8,7 +8,7 @@ from configs import rules
 from configs.errors import ConfigError, DataError
 from configs.schema import ComputeSection, ModelSection, SFTSection
 from tasks.core import models, trainer
-from tasks.core.launch import Context
+from tasks.core.context import Context
 
 
 def train(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, base: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:

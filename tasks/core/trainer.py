@@ -10,7 +10,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.schema import ComputeSection, ModelSection, Training
 from tasks.core import models
-from tasks.core.launch import Context
+from tasks.core.context import Context
 
 SCALE_REWARDS = {"mean": "none", "group_std": "group", "batch_std": "batch"}
 # TRL's names in our reports. TRL's `kl` is the k3 estimate, which must not be taken for the KL that evaluation measures.

@@ -1,0 +1,135 @@
+"""The child side of a stage: `python -m tasks.core.child REQUEST` does the work that a request names and writes `result.json`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError, RatchetError
+from tasks.core.artifacts import Checkpoints
+from tasks.core.context import Context, emit
+
+
+def _data(r: dict, context: Context, out: Path) -> dict:
+    from configs.schema import DataSection
+    from tasks.core import data
+
+    return data.prepare(DataSection(**r["section"]), r["seed"], out)
+
+
+def _base(r: dict, context: Context, out: Path) -> dict:
+    from configs.schema import ModelSection
+    from tasks.core import models
+
+    data = r["inputs"].get("data")  # a scratch model alone is built on the data
+    return models.build_base(ModelSection(**r["section"]), Path(data) if data else None, r["seed"], out)
+
+
+def _train(r: dict, context: Context, out: Path) -> dict:
+    from configs.schema import ComputeSection, GRPOSection, ModelSection, SFTSection
+
+    inputs = {name: Path(path) for name, path in r["inputs"].items()}
+    common = dict(model=ModelSection(**r["model"]), compute=ComputeSection(**r["compute"]), seed=r["seed"], data=inputs["data"], out=out, context=context)
+    if r["stage"] == "sft":
+        from tasks.core import sft
+
+        return sft.train(SFTSection(**r["section"]), base=inputs["base"], **common)
+    from tasks.core import grpo
+
+    return grpo.train(GRPOSection(**r["section"]), sft=inputs["sft"], **common)
+
+
+def _evaluate(r: dict, context: Context, out: Path) -> dict:
+    from configs.schema import ComputeSection, EvaluationSection, ModelSection, RewardConfig
+    from tasks.core import evaluate, models
+
+    model = ModelSection(**r["model"])
+
+    def folder(role: str | None) -> str | Path | None:
+        if role is None:
+            return None
+        here = Path(r["inputs"][role])
+        return models.locate(model, here) if role == "base" else here / "model"
+
+    return evaluate.measure(
+        EvaluationSection(**r["section"]),
+        r["reward_type"],
+        RewardConfig(**r["reward_config"]),
+        model=model,
+        compute=ComputeSection(**r["compute"]),
+        seed=r["seed"],
+        policy=folder(r["policy"]),
+        reference=folder(r["reference"]),
+        data=Path(r["inputs"]["data"]),
+        out=out,
+        emit=context.emit,
+    )
+
+
+STAGES = {"data": _data, "base": _base, "sft": _train, "grpo": _train, "evaluate_base": _evaluate, "evaluate_sft": _evaluate, "evaluate_grpo": _evaluate}
+
+
+def work_on(request: dict[str, Any]) -> dict[str, Any]:
+    """Does a stage in this process and returns its metrics."""
+    events = Path(request["work"]) / "events.jsonl"
+    context = Context(emit=lambda **event: emit(events, **event))
+    if request.get("checkpoints"):
+        from tasks.core.store import open_store
+
+        kept = request["checkpoints"]
+        context.checkpoints = Checkpoints(open_store(kept["root"]), request["stage"], kept["key"], kept["keep"])
+    out = Path(request["work"]) / "out"
+    out.mkdir(exist_ok=True)
+    if _is_main():
+        context.emit(event="message", message=f"started as process {os.getpid()}", pid=os.getpid())
+    return STAGES[request["stage"]](request, context, out)
+
+
+def _is_main() -> bool:
+    """Whether this is the process that reports: the only one, or the first of several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def main(arguments: list[str]) -> int:
+    """Child entry: `REQUEST` runs the stage, or its launcher where there are several processes; `--rank REQUEST` is one of these."""
+    rank, path = arguments[0] == "--rank", Path(arguments[-1])
+    request = json.loads(path.read_text())
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        if request["processes"] > 1 and not rank:
+            return subprocess.run(_accelerate(request, path)).returncode
+        result = {"metrics": work_on(request)}
+    except RatchetError as error:
+        result = {"error": type(error).__name__, "message": str(error)}
+    if _is_main():
+        part = path.with_name("result.part")
+        part.write_text(json.dumps(result))
+        part.replace(path.with_name("result.json"))
+    return 0 if "metrics" in result else 3
+
+
+def _accelerate(request: dict[str, Any], path: Path) -> list[str]:
+    import torch
+
+    on_gpu = request["compute"]["device"] != "cpu" and torch.cuda.is_available()
+    if on_gpu and torch.cuda.device_count() < request["processes"]:
+        raise ConfigError(f"compute.num_processes is {request['processes']} and this machine has {torch.cuda.device_count()} GPUs: lower it")
+    where = ["--multi_gpu"] if on_gpu else ["--cpu"]
+    plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    count = ["--num_processes", str(request["processes"])]
+    return [sys.executable, "-m", "accelerate.commands.launch", *where, *count, *plain, "-m", "tasks.core.child", "--rank", str(path)]
+
+
+def _die_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
