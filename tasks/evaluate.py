@@ -14,6 +14,7 @@ from tasks.sft import loading
 from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
 VERSION = 1
+JUDGE_VERSION = 1
 
 
 @task(name="evaluate", task_run_name="evaluate {role}", **RETRIES)
@@ -52,7 +53,7 @@ def judge(run: Run, section: dict[str, Gate], base: Artifact, sft: Artifact, grp
         (out / "report.md").write_text(report.markdown({name: e.metrics for name, e in measured.items()}, verdict))
         return {"passed": verdict.passed, "verdict": verdict.model_dump(mode="json")}
 
-    return run_stage(run, Stage("judge", VERSION, key, inputs, make=make))
+    return run_stage(run, Stage("judge", JUDGE_VERSION, key, inputs, make=make))
 
 
 def _evaluation(folder: Path) -> gates.Evaluation:

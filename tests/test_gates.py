@@ -1,7 +1,7 @@
 import pytest
 
 from configs.schema import Gate
-from tasks.core.gates import Evaluation, evaluation, judge, paired_interval
+from tasks.core.gates import Evaluation, bootstrap_interval, evaluation, judge, matched_interval
 
 
 def measured(correct, **metrics):
@@ -20,7 +20,11 @@ def test_clear_gain_over_sft_passes():
 
 def test_tie_does_not_pass():
     same = [1, 0] * 50
-    assert one(Gate(metric="accuracy", rival="sft"), measured(same), measured(same)).outcome == "fail"
+    assert one(Gate(metric="accuracy", rival="sft"), measured(same), measured(same)).outcome == "inconclusive"
+
+
+def test_two_prompts_do_not_decide_even_where_both_got_better():
+    assert one(Gate(metric="accuracy", rival="sft"), measured([1, 1]), measured([0, 0])).outcome == "inconclusive"
 
 
 def test_gain_within_noise_is_inconclusive():
@@ -64,8 +68,14 @@ def test_one_gate_that_does_not_pass_rejects():
     assert (verdict.passed, [g.outcome for g in verdict.gates]) == (False, ["pass", "fail"])
 
 
-def test_interval_is_the_same_every_time():
-    assert paired_interval([1.0, 0.0, 0.0, 1.0], 0.95) == paired_interval([1.0, 0.0, 0.0, 1.0], 0.95) == (0.0, 1.0)
+def test_bootstrap_interval_is_the_same_every_time():
+    assert bootstrap_interval([1.0, 0.0, 0.0, 1.0], 0.95) == bootstrap_interval([1.0, 0.0, 0.0, 1.0], 0.95) == (0.0, 1.0)
+
+
+def test_matched_interval_is_agresti_and_mins():
+    # 30 better, 10 worse of 100: (30.5 - 10.5) / 102 = 0.19608, and 1.95996 * sqrt(41 - 20^2 / 102) / 102 = 0.11700
+    low, high = matched_interval([1.0] * 30 + [-1.0] * 10 + [0.0] * 60, 0.95)
+    assert (round(low, 4), round(high, 4)) == (0.0791, 0.3131)
 
 
 def test_evaluation_takes_columns_from_completions():

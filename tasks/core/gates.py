@@ -1,5 +1,7 @@
 """The verdict: pure functions from measurements to pass, fail or inconclusive."""
 
+import math
+from statistics import NormalDist
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -7,6 +9,7 @@ from pydantic import BaseModel
 from configs.schema import Gate
 
 RESAMPLES = 10_000
+PROPORTIONS = ("accuracy", "format_rate", "truncated_rate")
 # Column of completions.jsonl behind each metric that can be compared prompt by prompt.
 PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 
@@ -71,7 +74,8 @@ def _against(name: str, gate: Gate, candidate: Evaluation, rival: Evaluation) ->
     base = {"name": name, "metric": gate.metric, "observed": observed, "limit": f"above {gate.rival} by more than {gate.margin:g}"}
     if len(differences) < 2:
         return GateResult(**base, outcome="inconclusive", sentence=f"{gate.metric} was measured on one prompt, which says nothing about noise; measure more.")
-    low, high = base["interval"] = paired_interval(differences, gate.confidence)
+    interval = matched_interval if gate.metric in PROPORTIONS else bootstrap_interval
+    low, high = base["interval"] = interval(differences, gate.confidence)
     seen = f"{gate.metric} differs from {gate.rival} by {observed:+.4g} ({gate.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {len(differences)} prompts)"
     if low > gate.margin:
         return GateResult(**base, outcome="pass", sentence=f"{seen}: more than {gate.margin:g}.")
@@ -80,7 +84,20 @@ def _against(name: str, gate: Gate, candidate: Evaluation, rival: Evaluation) ->
     return GateResult(**base, outcome="inconclusive", sentence=f"{seen}: the interval holds {gate.margin:g}, so this may be noise; measure more prompts.")
 
 
-def paired_interval(differences: list[float], confidence: float) -> tuple[float, float]:
+def matched_interval(differences: list[float], confidence: float) -> tuple[float, float]:
+    """Interval of the difference of two proportions on the same prompts; `differences` are 1, 0 and -1.
+
+    Wald's interval after half a count is added to each of the four cells (Agresti and Min, Statistics in Medicine 24, 2005): unlike the
+    bootstrap it does not shrink to a point when all prompts agree, so that a handful of prompts never decides.
+    """
+    better, worse = differences.count(1) + 0.5, differences.count(-1) + 0.5
+    count = len(differences) + 2
+    mean = (better - worse) / count
+    error = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(better + worse - (better - worse) ** 2 / count) / count
+    return max(-1.0, mean - error), min(1.0, mean + error)
+
+
+def bootstrap_interval(differences: list[float], confidence: float) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean of at least two paired differences (Efron and Tibshirani 1993, section 13.3), seeded."""
     import numpy as np
     from scipy.stats import bootstrap
