@@ -1,6 +1,7 @@
 """The `ratchet` command. Logs go to stderr, results to stdout; exit code 0 done, 2 bad input, 1 anything else."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,15 @@ def status() -> None:
 
     for row in stack.status(settings.default_home()):
         typer.echo(f"{row['service']:<18}{row['state']:<10}{row['pid'] or '':<8}{row['url'] or ''}")
+
+
+@app.command()
+def env() -> None:
+    """Prints the environment that leads other programs to the embedded stack: `eval "$(ratchet env)"`."""
+    from deployments.local import settings
+
+    for name, value in settings.environment(settings.default_home()).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command()

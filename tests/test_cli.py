@@ -1,5 +1,6 @@
 import json
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -109,3 +110,12 @@ def test_port_that_is_taken_is_named_with_its_holder(ratchet, monkeypatch):
         port = taken.getsockname()[1]
         code, _, err = ratchet("up", "--prefect-port", str(port))
     assert (code, str(port) in err, "prefect" in err.lower(), err.count("\n")) == (2, True, True, 1)
+
+
+def test_env_leads_another_program_to_the_stack(stack, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ratchet", "env"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    exported = capsys.readouterr().out
+    shown = subprocess.run(["sh", "-c", exported + 'printf "%s %s" "$MLFLOW_TRACKING_URI" "$AWS_ENDPOINT_URL_S3"'], capture_output=True, text=True, env={})
+    assert shown.stdout == f"{stack['mlflow']} {stack['s3']}"
