@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from configs import rules
 
@@ -246,9 +246,7 @@ class RegistrySection(Section):
 class StorageSection(Section):
     """Where artifacts lie."""
 
-    root: str | None = Field(
-        None, pattern=r"^(s3|file)://.+", description="s3://bucket/prefix or file:///folder; none means the environment's RATCHET_STORE, else s3://ratchet."
-    )
+    root: str | None = Field(None, pattern=r"^(s3|file)://.+", description="s3://bucket/prefix or file:///folder; none means the environment's RATCHET_STORE.")
 
 
 class TrackingSection(Section):
@@ -274,12 +272,26 @@ class RunConfig(Section):
     sft: SFTSection = Field(SFTSection(), description="Supervised fine-tuning.")
     grpo: GRPOSection = Field(GRPOSection(), description="Group relative policy optimization.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="How the models are measured.")
-    gates: dict[str, Gate] = Field(DEFAULT_GATES, description="Conditions of promotion by name; all must pass.")
+    gates: dict[str, Gate | None] = Field(
+        DEFAULT_GATES, description="Conditions of promotion by name, put over the default ones; none turns one off, all others must pass."
+    )
     registry: RegistrySection = Field(RegistrySection(), description="The registered model.")
     storage: StorageSection = Field(StorageSection(), description="Where artifacts lie.")
     tracking: TrackingSection = Field(TrackingSection(), description="Where runs are shown.")
     compute: ComputeSection = Field(ComputeSection(), description="What the child processes run on.")
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything random.")
+
+    @field_validator("gates", mode="before")
+    @classmethod
+    def _over_the_defaults(cls, given: Any) -> Any:
+        """A gate that is named takes the place of the default's fields that it gives, and the other defaults stay."""
+        if not isinstance(given, dict):
+            return given
+        merged: dict[str, Any] = dict(DEFAULT_GATES)
+        for name, gate in given.items():
+            default = DEFAULT_GATES.get(name)
+            merged[name] = {**default.model_dump(), **gate} if default and isinstance(gate, dict) else gate
+        return merged
 
     @model_validator(mode="after")
     def _across_sections(self):
@@ -287,6 +299,6 @@ class RunConfig(Section):
         rules.save_alignment(self.grpo)
         if self.evaluation.max_new_tokens is None:
             self.evaluation.max_new_tokens = self.grpo.max_new_tokens
-        if not self.gates:
-            raise ValueError("gates is empty and must hold at least one gate: nothing would stand between a model and Staging")
+        if not any(self.gates.values()):
+            raise ValueError("gates are all turned off and at least one must stand between a model and Staging: leave one on")
         return self

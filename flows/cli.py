@@ -39,7 +39,11 @@ def status() -> None:
     """Says which services of the embedded stack run, and where."""
     from deployments.local import settings, stack
 
-    for row in stack.status(settings.default_home()):
+    home = settings.default_home()
+    rows = stack.status(home)
+    if not rows:
+        typer.echo(f"no embedded stack was ever started in {home}; RATCHET_HOME points at another")
+    for row in rows:
         typer.echo(f"{row['service']:<18}{row['state']:<10}{row['pid'] or '':<8}{row['url'] or ''}")
 
 
@@ -100,7 +104,9 @@ def _preflight(cfg: Any) -> None:
         try:
             httpx.get(f"{api}/health", timeout=10).raise_for_status()
         except httpx.HTTPError as error:
-            raise Unavailable(f"PREFECT_API_URL is {api} and does not answer ({error}): start it (`ratchet up`) or unset it") from error
+            raise Unavailable(
+                f"the Prefect server at {api} does not answer ({error}): start it (`ratchet up`), or set PREFECT_API_URL to one that runs"
+            ) from error
     open_store(cfg.storage.root).check()
     tracking.check(tracking.server_uri(cfg.tracking))
 
@@ -123,7 +129,7 @@ def _show(summary: dict[str, Any]) -> None:
             table.add_row(*row)
         console.print(table)
     for gate in verdict.gates:
-        console.print(f"{gate.name}: {gate.sentence}", soft_wrap=True)
+        console.print(gate.sentence, soft_wrap=True)
     model = summary["model"]
     console.print(f"{summary['state']}: version {model['version']} of {model['name']}, stage {model['stage']}, aliases {', '.join(model['aliases']) or 'none'}")
     for name, url in summary["urls"].items():

@@ -20,7 +20,7 @@ def post_train(preset: str | None = None, config: RunConfig | None = None, overr
     """Takes a base model and a data set to a judged, registered model version.
 
     Args:
-        preset: Name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file.
+        preset: Name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file; without config, none means tiny.
         config: A whole configuration instead of a preset.
         overrides: Values put over either, such as {"grpo.max_steps": 40}.
     """

@@ -41,14 +41,15 @@ def evaluate(
 
 
 @task(name="judge", task_run_name="judge", **RETRIES)
-def judge(run: Run, section: dict[str, Gate], base: Artifact, sft: Artifact, grpo: Artifact) -> State:
+def judge(run: Run, section: dict[str, Gate | None], base: Artifact, sft: Artifact, grpo: Artifact) -> State:
     """Applies the gates to the GRPO model's measurements; the artifact holds verdict.json and report.md."""
-    key = {name: gate.key() for name, gate in section.items()}
+    active = {name: gate for name, gate in section.items() if gate}
+    key = {name: gate.key() for name, gate in active.items()}
     inputs = {"base": base, "sft": sft, "grpo": grpo}
 
     def make(out: Path) -> dict[str, Any]:
         measured = {name: _evaluation(fetch(run, a, out.parent / name)) for name, a in inputs.items()}
-        verdict = gates.judge(measured["grpo"], {"sft": measured["sft"]}, section)
+        verdict = gates.judge(measured["grpo"], {"sft": measured["sft"]}, active)
         (out / "verdict.json").write_text(verdict.model_dump_json(indent=1) + "\n")
         (out / "report.md").write_text(report.markdown({name: e.metrics for name, e in measured.items()}, verdict))
         return {"passed": verdict.passed, "verdict": verdict.model_dump(mode="json")}

@@ -22,11 +22,11 @@ quiet_tracebacks()
 
 
 def configure(preset: str | None, config: RunConfig | dict | None, overrides: dict[str, Any] | None) -> RunConfig:
-    """The run's configuration: a preset or a whole configuration, with overrides. Raises ConfigError."""
-    if (preset is None) == (config is None):
-        raise ConfigError("preset and config are " + ("both" if preset else "neither") + " given: give one of them")
+    """The run's configuration: a preset (tiny unless another is named) or a whole configuration, with overrides. Raises ConfigError."""
+    if preset and config is not None:
+        raise ConfigError(f"preset is {preset} and config is given too: set preset to none, or take config out")
     values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
-    return load(preset if values is None else values, overrides)
+    return load((preset or "tiny") if values is None else values, overrides)
 
 
 @task(name="begin", task_run_name="begin", **RETRIES)

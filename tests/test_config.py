@@ -85,6 +85,20 @@ def test_unused_reward_setting_is_refused():
     assert "target_length is set and reward type accuracy does not use it" in refusal({"grpo": {"reward_config": {"target_length": 3}}})
 
 
+def test_a_gate_is_put_over_the_default_of_its_name():
+    gates = load({"gates": {"kl": {"max": 0.3}}}).gates
+    assert (gates["kl"].min, gates["kl"].max, gates["accuracy"].rival) == (0.001, 0.3, "sft")
+
+
+def test_a_default_gate_can_be_turned_off_and_stays_off():
+    once = load({"gates": {"kl": None}})
+    assert load(once.model_dump(mode="json")).gates["kl"] is None
+
+
+def test_no_gate_at_all_is_refused():
+    assert refusal({"gates": dict.fromkeys(("accuracy", "kl", "reward"))}).startswith("gates are all turned off")
+
+
 def test_path_implies_json_lines():
     assert load({"data": {"source": "hub", "path": "rows.jsonl"}}).data.source == "jsonl"
 

@@ -23,7 +23,7 @@ def test_gate_rows_show_outcome_value_and_limit():
 
 def test_markdown_says_the_verdict_first_and_each_sentence():
     text = report.markdown(METRICS, Verdict(passed=False, gates=[UNKNOWN]))
-    assert (text.splitlines()[0], "- reward: not measured." in text) == ("## Rejected: not every gate says yes", True)
+    assert (text.splitlines()[0], "- not measured." in text) == ("## Rejected: not every gate says yes", True)
 
 
 def test_log_line_is_the_texts():

@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, StageFailed
 from configs.schema import RewardComponent, RewardConfig
 from tasks.core import answers, rewards
 
@@ -315,6 +315,30 @@ def test_digest_follows_the_code_of_the_users_rewards(user_module):
     user_module("def f(completions): return [1.0]\n")
     assert rewards.source_digest("combined", component) != combined
     assert rewards.source_digest("accuracy", RewardConfig()) == ""
+
+
+def test_digest_follows_the_modules_that_the_users_module_imports(user_module, tmp_path):
+    user_module("import my_help\nimport torch\ndef f(completions): return [my_help.BAD]\n")
+    (tmp_path / "my_help.py").write_text("BAD = 0.1\n")
+    before = rewards.source_digest("my_rewards:f", RewardConfig())
+    (tmp_path / "my_help.py").write_text("BAD = 0.3\n")
+    assert rewards.source_digest("my_rewards:f", RewardConfig()) != before
+
+
+def test_digest_of_a_function_in_an_installed_package_covers_the_package():
+    assert rewards.source_digest("trl.rewards:think_format_reward", RewardConfig()) != ""
+
+
+def test_arguments_that_nobody_gives_are_refused(user_module):
+    user_module("def f(completion, answer): return 1.0\n")
+    with pytest.raises(ConfigError, match=r"^the reward my_rewards:f asks for completion, answer, and what there is are prompts, completions, .*: name these"):
+        rewards.build("my_rewards:f", RewardConfig())
+
+
+def test_what_a_function_raises_is_one_sentence_with_its_place(user_module):
+    user_module("def f(completions):\n    return [1 / 0]\n")
+    with pytest.raises(StageFailed, match=r"^the reward my_rewards:f raised ZeroDivisionError: division by zero \(my_rewards.py line 2\)$"):
+        rewards.build("my_rewards:f", RewardConfig()).score(["a"], ["1"], [1])
 
 
 def test_digest_of_a_module_that_is_not_there():

@@ -417,10 +417,13 @@ def test_a_run_killed_and_resumed_ends_with_the_same_bytes(inputs, tmp_path, sta
     changed = {"lora_dropout": 0.05, "gradient_accumulation_steps": 2, "max_steps": 6, "save_steps": 2, "use_lora": use_lora}
     whole = run(stage, inputs, tmp_path / "whole", **changed)
     kept = tiny.checkpoints(tmp_path / "kept")
-    events = []
+    events, messages = [], []
 
-    def emit(**event):
-        events.append(event["step"])
+    def emit(event, **values):
+        if event == "message":
+            messages.append(values["message"])
+            return
+        events.append(values["step"])
         if events == list(range(1, last + 1)):
             raise Killed
 
@@ -429,7 +432,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_bytes(inputs, tmp_path, sta
         run(stage, inputs, tmp_path / "stopped", context=context, **changed)
     assert kept.steps() == [2, 4]
     resumed = run(stage, inputs, tmp_path / "resumed", context=context, **changed)
-    assert events == [*range(1, last + 1), 5, 6]
+    assert (events, messages) == ([*range(1, last + 1), 5, 6], ["going on from the checkpoint of step 4"])
     assert contents(resumed) == contents(whole)
 
 

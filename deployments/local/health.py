@@ -79,6 +79,8 @@ def _holder(port: int) -> str:
     for process in psutil.process_iter():
         try:
             listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
+            if listening and (home := process.environ().get("RATCHET_STACK")):
+                return f"the embedded stack of {home} (process {process.pid}; `ratchet down` in the folder above it stops it, RATCHET_HOME={home} uses it)"
             if listening:
                 return f"process {process.pid} ({' '.join(process.cmdline())[:120] or process.name()})"
         except (psutil.Error, OSError):  # another user's, or gone

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,13 +32,20 @@ def up(
     Raises StackError: a port that is taken, a service that does not come up (with the end of its log).
     """
     home, project = Path(home).resolve(), Path(project or ".").resolve()
+    fresh = not home.exists()
     with _lock(home):
         already = control.running(home)
-        state = _continued(home, ports) if already else _prepared(home, ports, say)
         try:
+            state = _continued(home, ports) if already else _prepared(home, ports, say)
             if not already:
                 control.stop_all(home)  # what a killed supervisor has left
                 _claim(home, state)
+        except BaseException:
+            if fresh:  # nothing half-made stays behind
+                shutil.rmtree(home)
+            raise
+        try:
+            if not already:
                 control.start_supervisor(home, state, services.names(state["store"]), die_with)
             _start(home, state, deploy, project, say)
         except BaseException:

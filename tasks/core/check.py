@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.errors import DataError
 from configs.schema import RunConfig, Training
-from tasks.core import data, memory
+from tasks.core import data, memory, rewards
 
 
 def check(config: RunConfig) -> list[str]:
@@ -15,6 +15,7 @@ def check(config: RunConfig) -> list[str]:
         counts = data.prepare(config.data, config.seed, Path(folder))
     if config.evaluation.split == "validation" and not counts["num_validation"]:
         raise DataError("evaluation.split is validation and data.validation_size is 0: raise it, or evaluate on test")
+    rewards.build(config.grpo.reward_type, config.grpo.reward_config)
     estimate = memory.estimate(config)
     sizes = "; ".join(f"{name}: {estimate[name]['trainable']:,} trainable, about {estimate[name]['peak_bytes'] / 2**30:.1f} GiB" for name in ("sft", "grpo"))
     held_out = counts["num_test" if config.evaluation.split == "test" else "num_validation"]

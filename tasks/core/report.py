@@ -32,7 +32,7 @@ def markdown(metrics: dict[str, dict[str, Any]], verdict: Verdict) -> str:
     """The report of one run."""
     heading = "## Passed: every gate says yes" if verdict.passed else "## Rejected: not every gate says yes"
     gates = _rows(["gate", "outcome", "observed", "limit"], gate_rows(verdict))
-    sentences = "\n".join(f"- {g.name}: {g.sentence}" for g in verdict.gates)
+    sentences = "\n".join(f"- {g.sentence}" for g in verdict.gates)
     return f"{heading}\n\n{_rows(['', *ROLES.values()], table(metrics))}\n\n{gates}\n\n{sentences}\n"
 
 

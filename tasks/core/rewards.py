@@ -1,20 +1,15 @@
 """Rewards: what a completion is worth. One set of functions serves GRPO and evaluation, so that they cannot disagree."""
 
 import hashlib
-import importlib.util
-import inspect
-import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from configs import rules
 from configs.errors import ConfigError
 from configs.schema import RewardComponent, RewardConfig
+from tasks.core import custom
 from tasks.core.answers import extract_answer, is_formatted, same_answer
 
 RewardFunction = Callable[..., list[float | None]]
@@ -99,43 +94,16 @@ def build(reward_type: str, config: RewardConfig) -> Reward:
 
 
 def source_digest(reward_type: str, config: RewardConfig) -> str:
-    """SHA-256 of the files that the user's reward functions stand in, for the stage key; "" where there are none.
-
-    What such a file imports in its turn goes unseen. Finds the files without running them: they may import torch, and the caller must not.
-    Raises ConfigError for a module that is not there.
-    """
+    """SHA-256 of the user's code behind the rewards, for the stage key; "" where there is none. Raises ConfigError for a module that is not there."""
     specs = [t for t in (reward_type, *(c.type for c in config.components)) if ":" in t]
-    digests = [f"{spec} {hashlib.sha256(_source(spec)).hexdigest()}\n" for spec in specs]
+    digests = [f"{spec} {custom.digest(spec)}\n" for spec in specs]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
-
-
-def _source(spec: str) -> bytes:
-    module = spec.partition(":")[0]
-    _look_here_too()
-    try:
-        found = importlib.util.find_spec(module)
-        if found is None:
-            raise ModuleNotFoundError(f"No module named {module!r}")
-        return Path(found.origin).read_bytes() if found.has_location else b""
-    except Exception as error:  # whatever the user's package does while it is found
-        raise _not_importable(spec, error) from error
-
-
-def _look_here_too() -> None:
-    """A user's module lies in the folder of the run, which a worker's process enters only after it has started."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-
-
-def _not_importable(spec: str, error: Exception) -> ConfigError:
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"the reward {spec} cannot be imported ({why}): correct {spec.partition(':')[0]} or install it where Ratchet runs")
 
 
 def _component(component: RewardComponent) -> RewardFunction:
     """The reward function of one component."""
     if ":" in component.type:
-        return _custom(component.type)
+        return custom.function(component.type)
     make = {"accuracy": _accuracy, "length_penalty": _length_penalty, "step": _step, "format": _format}[component.type]
     function = make(component)
     # TRL logs rewards/<__name__>/mean: the component's name is the metric's.
@@ -181,47 +149,3 @@ def _format(component: RewardComponent) -> RewardFunction:
         return [float(is_formatted(c)) for c in completions]
 
     return format_
-
-
-def _custom(spec: str) -> RewardFunction:
-    """The user's `package.module:function`, with what it returns checked."""
-    inner = _imported(spec)
-    parameters = inspect.signature(inner).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = {p.name for p in parameters}
-
-    def function(prompts, completions, completion_ids=None, gold=None, **columns):
-        """Calls the user's function with the arguments that it names."""
-        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "gold": gold, **columns}
-        return _checked(spec, inner(**(given if takes_all else {k: v for k, v in given.items() if k in accepted})), len(completions))
-
-    function.__name__ = inner.__name__
-    return function
-
-
-def _imported(spec: str) -> Callable:
-    """The function that `package.module:function` names."""
-    module, _, name = spec.partition(":")
-    _look_here_too()
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever the user's module does while it is imported
-        raise _not_importable(spec, error) from error
-    if found is None:
-        raise ConfigError(f"the reward {spec} does not exist: {module} has no {name}, check the spelling")
-    # Its own name is that of the metric: a lambda has none, and `total` is the sum's.
-    if not inspect.isfunction(found) or not found.__name__.isidentifier() or found.__name__ == "total" or inspect.iscoroutinefunction(found):
-        raise ConfigError(f"the reward {spec} is no plain function with a name other than total: write it as `def {name}(completions, gold, **columns)`")
-    return found
-
-
-def _checked(spec: str, values: Any, count: int) -> list[float | None]:
-    """Raises ConfigError unless `values` holds one finite number or None per completion."""
-    if not isinstance(values, list):
-        raise ConfigError(f"the reward {spec} returned {type(values).__name__} and must return a list with one number or None per completion")
-    if len(values) != count:
-        raise ConfigError(f"the reward {spec} returned {len(values)} values for {count} completions: return one per completion")
-    for row, value in enumerate(values):
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
-            raise ConfigError(f"the reward {spec} returned {value!r:.100} for completion {row}: return a finite number, or None for no opinion")
-    return [None if v is None else float(v) for v in values]

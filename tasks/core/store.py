@@ -12,8 +12,6 @@ from urllib.parse import unquote
 
 from configs.errors import ConfigError, DataError, StorageUnavailable
 
-DEFAULT_ROOT = "s3://ratchet"
-
 
 class Store(Protocol):
     """Objects under one root. Keys are relative to it, with `/` between parts. Every method raises StorageUnavailable when the store does not answer."""
@@ -46,8 +44,14 @@ class Store(Protocol):
 
 
 def resolve_root(root: str | None) -> str:
-    """The root of the configuration, else the environment's RATCHET_STORE, else s3://ratchet."""
-    return (root or os.environ.get("RATCHET_STORE") or DEFAULT_ROOT).rstrip("/")
+    """The root of the configuration, else the environment's RATCHET_STORE. Raises ConfigError where there is neither."""
+    root = root or os.environ.get("RATCHET_STORE")
+    if not root:
+        raise ConfigError(
+            "storage.root is not set, RATCHET_STORE neither, and no embedded stack was started in this folder: call `ratchet up` here, "
+            "point RATCHET_HOME at the .ratchet folder of one that runs, or name s3://bucket/prefix"
+        )
+    return root.rstrip("/")
 
 
 def open_store(root: str | None = None) -> Store:

@@ -101,7 +101,8 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                return client.create_experiment(name)
+                # The kind that the page opens with runs and curves; without it, it shows traces.
+                return client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"})
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise

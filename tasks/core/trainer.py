@@ -157,6 +157,8 @@ def run(trainer: Any, context: Context, work: Path) -> list[dict[str, Any]]:
     if context.checkpoints is not None and trainer.is_world_process_zero():
         latest = context.checkpoints.latest(work / "resume")
         found = [None if latest is None else str(latest)]
+        if latest is not None:
+            context.emit(event="message", message=f"going on from the checkpoint of step {latest.name.removeprefix('checkpoint-')}")
     if trainer.accelerator.num_processes > 1:
         broadcast_object_list(found)
     trainer.train(resume_from_checkpoint=found[0])
