@@ -110,7 +110,7 @@ def test_the_nightly_run_has_a_schedule_and_never_overlaps(stack):
     found = health.ask(f"{stack['prefect']}/api/deployments/name/post-train/nightly-retrain")
     assert [(s["schedule"]["cron"], s["slug"], s["active"]) for s in found["schedules"]] == [("0 2 * * *", "nightly", True)]
     assert (found["global_concurrency_limit"]["limit"], found["concurrency_options"]["collision_strategy"]) == (1, "CANCEL_NEW")
-    assert found["parameters"] == {"preset": "tiny"}
+    assert found["parameters"] == {"preset": "tiny", "overrides": {}}
 
 
 def test_promotions_wait_for_each_other(stack):
