@@ -9,7 +9,7 @@ RatchetError                 exit code 1
 │   ├── StorageUnavailable   the S3-compatible store
 │   ├── TrackingUnavailable  the MLflow server
 │   └── StackError           the embedded stack: a port that is taken, a service that does not come up
-├── IntegrityError           exit code 1, retried: stored bytes that are not what their manifest says
+├── IntegrityError           exit code 1: stored bytes that are not what their manifest says
 └── StageFailed              exit code 1: the child process of a stage ended without a result
     └── StageKilled          exit code 1, retried: it was killed (out of memory, a lost machine, a signal)
 """
@@ -63,8 +63,6 @@ class StackError(Unavailable):
 
 class IntegrityError(RatchetError):
     """Stored bytes differ from what their manifest says."""
-
-    retry = True
 
 
 class StageFailed(RatchetError):

@@ -1,6 +1,7 @@
 """From a preset, a YAML file or a mapping, and overrides, to a RunConfig; every mistake is one ConfigError with field, value, limit and remedy."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def parse_set(assignment: str) -> tuple[str, Any]:
     if not text:
         return key, ""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = _number(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML: {' '.join(str(error).split())}") from None
-    return key, _number(value)
+    return key, value
 
 
 def _number(value: Any) -> Any:
@@ -54,27 +55,22 @@ def _number(value: Any) -> Any:
         return {k: _number(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_number(v) for v in value]
-    if isinstance(value, str) and value[:1] in "+-.0123456789":
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]+", value) else value
 
 
 def _read(source: str) -> dict[str, Any]:
     path = FOLDER / f"{source}.yaml" if source in presets() else Path(source)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the configuration {source!r} cannot be read ({error}): name a YAML file or a preset ({', '.join(presets())})") from None
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = _number(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the configuration {source!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration {source!r} holds {type(values).__name__} and must hold sections such as `sft:` and `grpo:`")
-    return _number(values)
+    return values
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import math
 from functools import cache
 from pathlib import Path
@@ -52,10 +53,15 @@ DERIVED = {
     "chat_template_kwargs": "model.chat_template_kwargs",
     "chat_template_path": "model.chat_template",
 }
+# TRL fields that the batch arithmetic uses.
+COUNTS = ("steps_per_generation", "num_iterations")
 # TRL fields that Ratchet needs for itself.
-RESERVED = {"output_dir", "report_to", "run_name", "resume_from_checkpoint", "save_strategy", "logging_strategy", "push_to_hub", "hub_model_id",
-            "remove_unused_columns", "auto_find_batch_size", "eval_strategy", "do_eval", "load_best_model_at_end", "completion_only_loss", "dataset_text_field",
-            "disable_tqdm", "generation_batch_size", "sync_ref_model", "assistant_only_loss", "save_safetensors", "deepspeed", "fsdp", "packing"}  # fmt: skip
+RESERVED = {
+    "assistant_only_loss", "auto_find_batch_size", "completion_only_loss", "dataset_text_field", "deepspeed", "disable_tqdm", "do_eval", "do_train",
+    "eval_steps", "eval_strategy", "fsdp", "generation_batch_size", "hub_model_id", "hub_token", "load_best_model_at_end", "logging_strategy",
+    "output_dir", "packing", "push_to_hub", "remove_unused_columns", "report_to", "resume_from_checkpoint", "run_name", "save_safetensors",
+    "save_strategy", "sync_ref_model", "use_vllm",
+}  # fmt: skip
 
 
 def divisible(field: str, value: int, by_field: str, by: int) -> None:
@@ -79,7 +85,14 @@ def trl_fields(kind: str) -> frozenset[str]:
 
 
 def trl_names(kind: str, given: dict[str, Any]) -> None:
-    """Raises ValueError for a name under `<kind>.trl` that TRL does not have or that a field of the configuration owns."""
+    """Raises ValueError for a name under `<kind>.trl` that TRL does not have or that a field of the configuration owns, and for a value that is no JSON."""
+    for name, value in given.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"{kind}.trl.{name} is {value!r} and must be a text, a finite number, true, false, or a list or mapping of these") from None
+        if name in COUNTS and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            raise ValueError(f"{kind}.trl.{name} is {value!r} and must be a whole number of at least 1")
     owned = {trl: ours for ours, trl in (SFT_NAMES if kind == "sft" else GRPO_NAMES).items()} | DERIVED
     for name in given:
         if name in owned:

@@ -17,7 +17,7 @@ def no_key(default: Any, description: str, **limits: Any) -> Any:
 class Section(BaseModel):
     """A part of the configuration; a stage gets its own and no other."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
     def key(self) -> dict[str, Any]:
         """The fields that can change the stage's result, as plain JSON values."""
@@ -129,6 +129,13 @@ class Training(Section):
     lora_alpha: int = Field(32, ge=1, description="Scale of the adapter is alpha / rank.")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter.")
     lora_target_modules: str | list[str] = Field("all-linear", description="Layers that get an adapter: `all-linear` or names.")
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, given: Any) -> Any:
+        """YAML reads `no` as false."""
+        return "no" if given is False else given
+
     save_steps: int = no_key(500, "Optimizer steps between checkpoints in the store.", ge=1)
     save_total_limit: int = no_key(2, "Checkpoints kept in the store per stage.", ge=1)
     logging_steps: int = no_key(10, "Optimizer steps between log lines and points of a curve.", ge=1)
@@ -240,7 +247,7 @@ DEFAULT_GATES = {
 class RegistrySection(Section):
     """The registered model."""
 
-    name: str = Field("ratchet", min_length=1, pattern=r"^[^/:]+$", description="Name of the registered model in MLflow.")
+    name: str = Field("ratchet", min_length=1, pattern=r"^[^/:\s][^/:]*$", description="Name of the registered model in MLflow.")
 
 
 class StorageSection(Section):
@@ -252,7 +259,7 @@ class StorageSection(Section):
 class TrackingSection(Section):
     """Where runs are shown."""
 
-    uri: str | None = Field(None, description="MLflow server; none means the environment's MLFLOW_TRACKING_URI.")
+    uri: str | None = Field(None, pattern=r"^https?://[^/]+", description="MLflow server; none means the environment's MLFLOW_TRACKING_URI.")
     experiment: str = Field("ratchet", min_length=1, description="Name of the MLflow experiment.")
 
 
@@ -297,8 +304,6 @@ class RunConfig(Section):
     def _across_sections(self):
         rules.batch_arithmetic(self.grpo, self.compute.num_processes)
         rules.save_alignment(self.grpo)
-        if self.evaluation.max_new_tokens is None:
-            self.evaluation.max_new_tokens = self.grpo.max_new_tokens
         if not any(self.gates.values()):
             raise ValueError("gates are all turned off and at least one must stand between a model and Staging: leave one on")
         return self

@@ -2,10 +2,12 @@
 
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from configs.errors import RatchetError, Unavailable
@@ -66,6 +68,8 @@ def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, ty
     from flows.here import run_here
 
     source = config if config in presets() else str(Path(config).resolve())
+    # As Ctrl-C does: the child ends, the run is shown as Crashed, and nothing is left behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     summary = run_here({"preset": source, "overrides": values}).result()
     typer.echo(json.dumps(summary, sort_keys=True)) if as_json else _show(summary)
 
@@ -93,8 +97,6 @@ def _use_stack() -> None:
 def _preflight(cfg: Any) -> None:
     """Every service must answer before a run begins: one sentence now rather than a traceback later."""
     import os
-
-    import httpx
 
     from tasks.core import tracking
     from tasks.core.store import open_store
@@ -143,6 +145,12 @@ def main() -> None:
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except httpx.TransportError as error:
+        print(
+            f"ratchet: the Prefect server went away ({error}): start it again (`ratchet up`), then run the same command: what was finished is kept",
+            file=sys.stderr,
+        )
+        sys.exit(Unavailable.exit_code)
 
 
 if __name__ == "__main__":

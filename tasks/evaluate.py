@@ -31,6 +31,7 @@ def evaluate(
     reference: Artifact | None = None,
 ) -> State:
     """Greedy accuracy, mean reward, lengths, and KL to the reference where there is one; the reward is GRPO's."""
+    section = section.model_copy(update={"max_new_tokens": section.max_new_tokens or grpo.max_new_tokens})
     reward = {"reward_type": grpo.reward_type, "reward_config": grpo.reward_config.model_dump(mode="json")}
     code = rewards.source_digest(grpo.reward_type, grpo.reward_config)
     key = {"evaluation": section.key(), **reward, "reward_code": code, "model": loading(model), "device": compute.device, "seed": seed}

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from tasks.core import registry, report, tracking
 from tasks.core.gates import Verdict
 from tasks.core.store import open_store
-from tasks.stage import RETRIES, Artifact, Run, numbers, quiet_tracebacks
+from tasks.stage import RETRIES, Artifact, Run, numbers, quiet_tracebacks, sweep
 
 quiet_tracebacks()
 
@@ -37,8 +37,9 @@ def begin(cfg: RunConfig) -> Run:
     mlflow = tracking.connect(cfg.tracking)
     tags = {"ratchet.store": store.root, "ratchet.prefect": flow_run.ui_url or str(flow_run.id)}
     parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
-    home = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute()
-    return Run(store, mlflow, parent, work=home / "work")
+    work = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "work"
+    sweep(work)
+    return Run(store, mlflow, parent, work)
 
 
 class Stages:

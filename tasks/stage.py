@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -114,6 +116,14 @@ def run_stage(run: Run, stage: Stage) -> State:
     return Completed(name="Completed", message=f"{stage.name} is done: {done.uri}", data=done)
 
 
+def sweep(work: Path) -> None:
+    """Removes the working folders of processes that are gone: what a killed run has left."""
+    for folder in work.glob("*-*"):
+        owner = folder.name.partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def fetch(run: Run, artifact: Artifact, folder: Path, only: Callable[[str], bool] = lambda path: True) -> Path:
     """Downloads an artifact's files, checked against their manifest."""
     manifest = artifacts.find(run.store, artifact.prefix)
@@ -130,7 +140,7 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
 def _work(run: Run, stage: Stage, prefix: str, child_run: StageRun) -> artifacts.Manifest:
     began = time.monotonic()
     run.work.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{stage.name}-", dir=run.work))
+    work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{stage.name}-", dir=run.work))
     try:
         out = work / "out"
         if stage.make:

@@ -95,6 +95,19 @@ def test_manifest_path_that_leaves_the_folder_is_refused(store, tmp_path, path):
     assert find(store, "sft/k") is None
 
 
+@pytest.mark.parametrize("change", [{"metrics": {"passed": True}}, {"key": "other"}, {"folder": "../sft"}, {"files": []}])
+def test_edited_manifest_is_not_used(store, tmp_path, change):
+    publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k", metrics={"passed": False})
+    put_manifest(store, manifest_of(store) | change)
+    assert find(store, "sft/k") is None
+
+
+def test_manifest_of_another_key_is_not_used(store, tmp_path):
+    publish(store, "sft/other", folder(tmp_path, a="one"), stage="sft", key="other")
+    put_manifest(store, manifest_of(store, "sft/other"))
+    assert find(store, "sft/k") is None
+
+
 def test_manifest_that_is_not_json_is_damaged(store):
     store.put_bytes("sft/k/manifest.json", b"{")
     assert find(store, "sft/k") is None

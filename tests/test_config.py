@@ -103,8 +103,40 @@ def test_path_implies_json_lines():
     assert load({"data": {"source": "hub", "path": "rows.jsonl"}}).data.source == "jsonl"
 
 
-def test_evaluation_takes_grpos_length_where_it_has_none():
-    assert load({"grpo": {"max_new_tokens": 77}}).evaluation.max_new_tokens == 77
+@pytest.mark.parametrize("field", ["sft.learning_rate", "sft.num_epochs", "grpo.temperature", "grpo.kl_coef", "gates.kl.min", "grpo.trl.top_p"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_no_finite_number_is_refused(field, value):
+    with pytest.raises(ConfigError, match=field):
+        load("tiny", {field: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, "2", None, 1.5, [1], True])
+@pytest.mark.parametrize("name", ["num_iterations", "steps_per_generation"])
+def test_counts_under_trl_are_checked_before_the_arithmetic(name, value):
+    assert refusal({"grpo": {"trl": {name: value}}}) == f"grpo.trl.{name} is {value!r} and must be a whole number of at least 1"
+
+
+@pytest.mark.parametrize("text", ["seed: 2025-13-45", "a: &a [*a]", "- 1", "sft: [", ""])
+def test_files_that_are_no_configuration_are_refused(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        load(tmp_path / "c.yaml")
+
+
+def test_a_quoted_number_stays_a_text(tmp_path):
+    (tmp_path / "c.yaml").write_text("registry: {name: '2024'}\nsft: {learning_rate: 1e-5, mixed_precision: no}\n")
+    cfg = load(tmp_path / "c.yaml")
+    assert (cfg.registry.name, cfg.sft.learning_rate, cfg.sft.mixed_precision) == ("2024", 1e-5, "no")
+
+
+@pytest.mark.parametrize("uri", ["foo", "http://", "sqlite:///x.db"])
+def test_tracking_uri_that_is_no_server_is_refused(uri):
+    assert refusal({"tracking": {"uri": uri}}).startswith(f"tracking.uri is {uri!r} and is refused")
+
+
+def test_gate_override_leaves_the_other_gates():
+    gates = load("tiny", {"gates.kl.max": 0.3}).gates
+    assert (gates["kl"].max, gates["reward"].min, gates["accuracy"].rival) == (0.3, 0.5, "sft")
 
 
 def test_overrides_go_over_the_preset_and_leave_the_rest():

@@ -228,6 +228,59 @@ def test_cuda_without_a_gpu_is_one_sentence(monkeypatch):
     assert models.device(ComputeSection(device="auto")) == "cpu"
 
 
+def described(folder, tmp_path, **changed):
+    """A copy of the model's folder whose config.json says something else."""
+    copy = broken(folder, tmp_path, "nothing")
+    values = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(values | changed))
+    return copy
+
+
+@pytest.mark.parametrize("for_training", [True, False])
+def test_weights_that_lack_layers_are_one_sentence(folder, tmp_path, for_training):
+    copy = described(folder, tmp_path, num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    # Eleven tensors a layer: two norms, four of attention and its two norms, three of the MLP.
+    with pytest.raises(
+        ModelError,
+        match=r"^the weights in \S+/copy lack 22 tensors \(model\.layers\.1\.input_layernorm\.weight, model\.layers\.1\.mlp\.down_proj\.weight, "
+        r"model\.layers\.1\.mlp\.gate_proj\.weight, \.\.\.\) of the model that its config\.json describes: give the whole model, or correct the file$",
+    ):
+        models.load_policy(copy, tiny.MODEL, tiny.CPU, for_training)
+
+
+def test_an_output_layer_is_missing_only_where_it_is_not_tied(folder, tmp_path):
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
+    models.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=True)
+    with pytest.raises(ModelError, match=r"lack 1 tensor \(lm_head\.weight\) of the model"):
+        models.load_policy(described(folder, tmp_path, tie_word_embeddings=False), tiny.MODEL, tiny.CPU, for_training=True)
+
+
+def test_weights_of_another_shape_are_one_sentence(folder, tmp_path):
+    copy = described(folder, tmp_path, intermediate_size=48)
+    with pytest.raises(
+        ModelError,
+        match=r"have other shapes than its config\.json says in 3 tensors \(model\.layers\.0\.mlp\.down_proj\.weight \(32, 32\) for \(32, 48\), "
+        r".*: give the files of one model$",
+    ):
+        models.load_policy(copy, tiny.MODEL, tiny.CPU, for_training=True)
+
+
+def test_a_configuration_that_contradicts_itself_is_one_sentence(folder, tmp_path):
+    copy = described(folder, tmp_path, num_hidden_layers=3)
+    with pytest.raises(ModelError, match=r"does not load \(.*`num_hidden_layers` \(3\) must be equal to the number of `layer_types` \(1\)\): check"):
+        models.load_policy(copy, tiny.MODEL, tiny.CPU, for_training=True)
+    with pytest.raises(ModelError, match=r"whose configuration cannot be read \(.*`num_hidden_layers` \(3\)"):
+        memory.estimate(RunConfig(model={"name": str(copy)}, compute={"device": "cpu"}))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 5000])
+def test_weights_cut_short_are_one_sentence(folder, tmp_path, kept):
+    copy = broken(folder, tmp_path, "nothing")
+    (copy / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:kept])
+    with pytest.raises(ModelError, match=r"^the weights in \S+/copy cannot be read \(.+\): a file is damaged or cut short, copy or download it again$"):
+        models.load_policy(copy, tiny.MODEL, tiny.CPU, for_training=True)
+
+
 # A machine with a GPU is not always at hand: what torch would say about one is put in its mouth.
 @pytest.mark.parametrize(
     ("for_training", "lora", "bf16", "expected"),
@@ -262,3 +315,8 @@ def test_estimate_of_full_fine_tuning_takes_more_memory_than_lora():
 def test_estimate_without_a_model_is_one_sentence():
     with pytest.raises(ModelError, match="there is no such folder"):
         memory.estimate(RunConfig(model={"name": "./nowhere"}))
+
+
+def test_estimate_of_an_odd_head_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"^model\.scratch\.head_dim is 5, and rotary embeddings need an even number: set it to 4 or 6$"):
+        memory.estimate(RunConfig(model={"scratch": {"head_dim": 5}}, compute={"device": "cpu"}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import BadInput, ModelError, RatchetError, TrackingUnavailable
+from configs.errors import BadInput, IntegrityError, ModelError, RatchetError, TrackingUnavailable
 from configs.schema import RegistrySection, TrackingSection
 from tasks.core import promotion, registry
 from tasks.core.store import open_store
@@ -120,7 +120,8 @@ def test_a_version_is_the_artifact_itself_with_its_tags_and_run(section, trackin
     run = tracking.parent("flow", "fox")
     made = registry.register(section, tracking, model_uri, run, {"gate.status": "passed"}, "key")
     assert (made.name, made.version, made.stage, made.aliases, made.source) == (section.name, 1, "None", [], model_uri)
-    assert made.tags == {"gate.status": "passed", "ratchet.key": "key", "ratchet.model_uri": model_uri} and made.passed
+    kept = {"gate.status": "passed", "ratchet.key": "key", "ratchet.model_uri": model_uri, "ratchet.model_sha256": registry.model_digest(model_uri)}
+    assert made.tags == kept and made.passed
     assert tracking.client.get_model_version(section.name, "1").run_id == run
 
 
@@ -228,6 +229,15 @@ def test_a_version_without_a_verdict_is_not_promoted(section, tracking, model_ur
     registry.register(section, tracking, model_uri, None, {}, "key")
     with pytest.raises(BadInput, match=r"gate.status missing and must have passed"):
         promotion.promote(section.name, 1, tracking)
+
+
+def test_a_model_that_was_damaged_since_is_not_promoted(section, tracking, model_folder, s3_root):
+    uri = put(s3_root, model_folder)
+    registry.register(section, tracking, uri, None, {"gate.status": "passed"}, "key")
+    open_store(uri).put_bytes("model.safetensors", b"damaged")
+    with pytest.raises(IntegrityError, match=r"^version 1 of .* is damaged: .* differs from what was registered"):
+        promotion.promote(section.name, 1, tracking)
+    assert registry.aliases(section.name, tracking) == {}
 
 
 def test_a_model_without_challenger_needs_a_number(section, tracking, versions):

@@ -276,6 +276,7 @@ def test_a_function_of_the_users_in_a_combined_reward(user_module):
     [
         ("", "no_such_module_here:f", "cannot be imported"),
         ("1 / 0", "my_rewards:f", "cannot be imported \\(ZeroDivisionError"),
+        ("raise SystemExit(3)", "my_rewards:f", "cannot be imported \\(SystemExit: 3\\)"),
         ("", "my_rewards:f", "my_rewards has no f"),
         ("f = 3", "my_rewards:f", "is no plain function"),
         ("f = lambda completions: [1.0]", "my_rewards:f", "is no plain function"),
@@ -339,6 +340,22 @@ def test_what_a_function_raises_is_one_sentence_with_its_place(user_module):
     user_module("def f(completions):\n    return [1 / 0]\n")
     with pytest.raises(StageFailed, match=r"^the reward my_rewards:f raised ZeroDivisionError: division by zero \(my_rewards.py line 2\)$"):
         rewards.build("my_rewards:f", RewardConfig()).score(["a"], ["1"], [1])
+
+
+def test_a_function_that_exits_is_one_sentence_with_its_place(user_module):
+    user_module("def f(completions):\n    raise SystemExit(3)\n")
+    with pytest.raises(StageFailed, match=r"^the reward my_rewards:f raised SystemExit: 3 \(my_rewards.py line 2\)$"):
+        rewards.build("my_rewards:f", RewardConfig()).score(["a"], ["1"], [1])
+
+
+def test_a_function_that_empties_its_lists_leaves_the_callers_alone(user_module):
+    user_module(
+        "def f(completions, completion_ids, gold, id):\n    n = len(completions)\n    completion_ids[0].clear()\n"
+        "    for given in (completions, completion_ids, gold, id):\n        given.clear()\n    return [1.0] * n\n"
+    )
+    given = {"completions": ["a", "b"], "completion_ids": [[1, 2], [3]], "gold": ["1", "2"], "id": ["x", "y"]}
+    assert rewards.build("my_rewards:f", RewardConfig()).functions[0](prompts=["p", "q"], **given) == [1.0, 1.0]
+    assert given == {"completions": ["a", "b"], "completion_ids": [[1, 2], [3]], "gold": ["1", "2"], "id": ["x", "y"]}
 
 
 def test_digest_of_a_module_that_is_not_there():

@@ -277,6 +277,88 @@ def test_no_stack_is_one_sentence(tmp_path):
     assert embedded.status(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[]", "no JSON object"),
+        ("null", "no JSON object"),
+        ("{}", "ports is no JSON object"),
+        ('{"ports": {"prefect": 4200, "mlflow": "5000", "s3": 8333}, "socket": "/s", "store": "s3"}', "port mlflow is no number from 1 to 65535"),
+        ('{"ports": {"prefect": 4200, "mlflow": 5000, "s3": 8333, "object": 0}, "socket": "/s", "store": "s3"}', "port object is no number from 1 to 65535"),
+        ('{"ports": {"prefect": 4200, "mlflow": 5000, "s3": 8333}, "socket": "/s", "store": ["s3"]}', "store is neither s3 nor directory"),
+        ('{"ports": {"prefect": 4200, "mlflow": 5000, "s3": 8333}, "socket": 7, "store": "s3"}', "socket is no absolute path"),
+    ],
+)
+def test_a_damaged_state_is_one_sentence(tmp_path, text, wrong):
+    (tmp_path / "stack.json").write_text(text)
+    with pytest.raises(StackError) as raised:
+        settings.load(tmp_path)
+    assert str(raised.value) == f"{tmp_path}/stack.json is damaged ({wrong}): remove it and call `ratchet up`"
+
+
+def test_a_state_that_is_no_json_is_one_sentence(tmp_path):
+    (tmp_path / "stack.json").write_text("")
+    with pytest.raises(StackError) as raised:
+        settings.load(tmp_path)
+    assert str(raised.value) == (f"{tmp_path}/stack.json is not readable as JSON (Expecting value: line 1 column 1 (char 0)): remove it and call `ratchet up`")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("{bad", "no JSON, Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[]", "no JSON object"),
+        ("{}", "no access_key, secret_key, hash_prefix, hash_suffix"),
+        ('{"access_key": "ratchet:ratchet", "secret_key": "s", "hash_prefix": 1, "hash_suffix": ""}', "no hash_prefix, hash_suffix"),
+    ],
+)
+def test_damaged_credentials_are_one_sentence_and_never_replaced_unasked(home, text, wrong):
+    (home / "credentials.json").write_text(text)
+    with pytest.raises(StackError) as raised:
+        settings.environment(home)
+    assert str(raised.value) == (
+        f"{home}/credentials.json is damaged ({wrong}): restore it, or call `ratchet down`, remove it, and `ratchet up` makes a new one, "
+        "but all that the S3 store holds is lost without the old hash_prefix and hash_suffix, "
+        f"which {home}/swift/swift.conf keeps until then"
+    )
+    assert (home / "credentials.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]", "null", "{}", '{"digest": "d"}', '{"digest": "d", "names": 1}', '{"digest": "d", "names": [[]]}'])
+def test_a_damaged_record_of_deployments_counts_as_none(tmp_path, text):
+    (tmp_path / "deployed.json").write_text(text)
+    assert serving.last_deployed(tmp_path / "deployed.json") == (None, set())
+
+
+def test_a_record_of_deployments_is_read_back(tmp_path):
+    (tmp_path / "deployed.json").write_text('{"digest": "d", "names": ["promote", "rollback"]}')
+    assert serving.last_deployed(tmp_path / "deployed.json") == ("d", {"promote", "rollback"})
+
+
+@pytest.mark.parametrize("below", ["", "/home", "/deeper/home"])
+def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path, clean, below):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(StackError) as raised:
+        embedded.up(Path(f"{tmp_path}/file{below}"))
+    reason = "Not a directory" if below else "File exists"
+    path = f"{tmp_path}/file{below}"
+    assert str(raised.value) == f"{path} cannot be the home of the stack ({path}: {reason}): set RATCHET_HOME to a folder that can be written"
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_home_below_a_file_holds_no_stack(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match=rf"^{tmp_path}/file holds no embedded stack: start one with `ratchet up`$"):
+        settings.environment(tmp_path / "file")
+
+
+def test_a_state_that_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(StackError) as raised:
+        settings.save(tmp_path / "gone", {})
+    reason = "cannot be written (No such file or directory): mend that, or set RATCHET_HOME to a folder that can be written"
+    assert str(raised.value) == f"{tmp_path}/gone/stack.json {reason}"
+
+
 def test_a_service_that_does_not_stay_up_is_reported_with_the_end_of_its_log(tmp_path):
     log = tmp_path / "mlflow.log"
     log.write_text("starting\nno space left on device\n")

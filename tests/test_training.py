@@ -453,6 +453,37 @@ def test_a_value_that_trl_refuses_is_one_sentence(inputs, tmp_path):
         build("grpo", inputs, tmp_path, trl={"lr_scheduler_type": "downhill"})
 
 
+@pytest.mark.parametrize(
+    ("stage", "field", "value", "reason"),
+    [("sft", "eos_token", "foo", "'foo'.* is not found in the vocabulary"), ("grpo", "router_aux_loss_coef", 0.1, "is not a Mixture-of-Experts model")],
+)
+def test_a_value_that_only_the_trainer_refuses_is_one_sentence(inputs, tmp_path, stage, field, value, reason):
+    with pytest.raises(ConfigError, match=rf"^{stage}\.trl \({field}\) is refused by TRL \(.*{reason}.*\): correct these values or take them out$"):
+        build(stage, inputs, tmp_path, trl={field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"), [("adam_beta1", 2.0, "Invalid beta parameter at index 0: 2.0"), ("lr_scheduler_kwargs", {"x": 1}, "unexpected keyword")]
+)
+def test_a_value_that_only_the_optimizer_refuses_is_one_sentence(inputs, tmp_path, field, value, reason):
+    with pytest.raises(ConfigError, match=rf"^sft\.trl \({field}\) is refused by TRL \(.*{reason}.*\): correct"):
+        run("sft", inputs, tmp_path / "out", trl={field: value})
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_a_text_where_trl_takes_a_number_is_one_sentence(inputs, tmp_path, stage):
+    sentence = rf"^{stage}\.trl\.weight_decay is 'abc', and TRL takes a number there: write one, without quotes, or take it out$"
+    with pytest.raises(ConfigError, match=sentence):
+        build(stage, inputs, tmp_path, trl={"weight_decay": "abc"})
+
+
+@pytest.mark.parametrize(("targets", "written"), [([], r"\[\]"), ("", "''")])
+def test_no_layer_for_the_adapter_is_one_sentence(inputs, tmp_path, targets, written):
+    sentence = rf"^lora_target_modules is {written}, so that no layer would be trained: name layers, write all-linear, or set use_lora to false$"
+    with pytest.raises(ConfigError, match=sentence):
+        build("sft", inputs, tmp_path, lora_target_modules=targets)
+
+
 def test_too_few_prompts_for_one_generation_is_one_sentence(inputs, tmp_path):
     with pytest.raises(ConfigError, match=r"^grpo has 1 training prompts, and one generation takes 2 .*: lower grpo\.batch_size or give more prompts$"):
         build("grpo", inputs, tmp_path, max_samples=1)

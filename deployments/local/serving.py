@@ -46,7 +46,8 @@ def deploy(home: Path, api: str, project: Path) -> bool:
     """Deploys what prefect.yaml names, unless the server has just that already; says whether it had to. Raises StackError."""
     digest = _digest(project)
     mark = home / "deployed.json"
-    if mark.exists() and (known := json.loads(mark.read_text()))["digest"] == digest and _on_server(api) >= set(known["names"]):
+    known, names = last_deployed(mark)
+    if known == digest and _on_server(api) >= names:
         return False
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_KEY"} | settings.environment(home)
     env |= {"RATCHET_PROJECT": str(project), "PREFECT_API_URL": api}
@@ -60,6 +61,15 @@ def deploy(home: Path, api: str, project: Path) -> bool:
         raise StackError(f"the deployments {', '.join(sorted(missing or names))} could not be made: see {log}, which ends\n{tail(log, 25)}")
     mark.write_text(json.dumps({"digest": digest, "names": sorted(names)}))
     return True
+
+
+def last_deployed(mark: Path) -> tuple[str | None, set[str]]:
+    """Digest and names that `deploy` has noted; no digest where it never did or the note is damaged: deploying again mends that."""
+    try:
+        known = json.loads(mark.read_text())
+        return known["digest"], set(known["names"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None, set()
 
 
 def _declared() -> set[str]:

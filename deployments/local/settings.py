@@ -13,6 +13,7 @@ from configs.errors import StackError
 PORTS = {"prefect": 4200, "mlflow": 5000, "s3": 8333}
 INTERNAL = ("account", "container", "object")
 ACCESS_KEY = "ratchet:ratchet"
+KEYS = ("access_key", "secret_key", "hash_prefix", "hash_suffix")
 SOCKET_LIMIT = 90  # sun_path holds 104 bytes on macOS, and supervisor appends a process id while it binds
 
 # A group of variables is the embedded stack's only as long as none of these names another service.
@@ -25,13 +26,19 @@ def default_home() -> Path:
 
 
 def load(home: Path) -> dict[str, Any]:
-    """The remembered state: `ports`, `store` (`s3` or `directory`), `socket`. Raises StackError where no stack was ever started."""
+    """The remembered state: `ports`, `store` (`s3` or `directory`), `socket`. Raises StackError where no stack was ever started or it is damaged."""
+    file = home / "stack.json"
     try:
-        return json.loads((home / "stack.json").read_text())
-    except FileNotFoundError:
+        state = json.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
         raise StackError(f"{home} holds no embedded stack: start one with `ratchet up`") from None
+    except OSError as error:
+        raise StackError(f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder") from error
     except ValueError as error:
-        raise StackError(f"{home / 'stack.json'} is not readable as JSON ({error}): remove it and call `ratchet up`") from error
+        raise StackError(f"{file} is not readable as JSON ({error}): remove it and call `ratchet up`") from error
+    if wrong := _wrong_state(state):
+        raise StackError(f"{file} is damaged ({wrong}): remove it and call `ratchet up`")
+    return state
 
 
 def save(home: Path, state: dict[str, Any]) -> None:
@@ -72,12 +79,25 @@ def free_port() -> int:
 
 
 def credentials(home: Path) -> dict[str, str]:
-    """`access_key`, `secret_key`, `hash_prefix`, `hash_suffix`: made on first use and kept, readable by their owner alone."""
+    """`access_key`, `secret_key`, `hash_prefix`, `hash_suffix`: made on first use and kept, readable by their owner alone.
+
+    Raises StackError where the file is damaged: made anew unasked, it would hide all that Swift has stored under the old hashes.
+    """
     file = home / "credentials.json"
     if not file.exists():
-        made = {"access_key": ACCESS_KEY} | {name: secrets.token_hex(20) for name in ("secret_key", "hash_prefix", "hash_suffix")}
+        made = {"access_key": ACCESS_KEY} | {name: secrets.token_hex(20) for name in KEYS[1:]}
         _write(file, json.dumps(made, indent=1) + "\n")
-    return json.loads(file.read_text())
+    try:
+        keys = json.loads(file.read_text())
+    except OSError as error:
+        raise StackError(f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder") from error
+    except ValueError as error:
+        raise _damaged_credentials(file, f"no JSON, {error}") from error
+    if not isinstance(keys, dict):
+        raise _damaged_credentials(file, "no JSON object")
+    if wrong := [name for name in KEYS if not isinstance(keys.get(name), str) or not keys[name]]:
+        raise _damaged_credentials(file, f"no {', '.join(wrong)}")
+    return keys
 
 
 def urls(state: dict[str, Any], home: Path) -> dict[str, str]:
@@ -108,6 +128,29 @@ def apply(home: Path) -> None:
         for variable, value in group.items():
             os.environ.setdefault(variable, value)
     os.environ.update(_no_proxy())
+
+
+def _wrong_state(state: Any) -> str | None:
+    """What keeps this from being a state as `save` writes it; None where nothing does."""
+    if not isinstance(state, dict):
+        return "no JSON object"
+    ports, address = state.get("ports"), state.get("socket")
+    if not isinstance(ports, dict):
+        return "ports is no JSON object"
+    for name in (*PORTS, *(role for role in INTERNAL if role in ports)):
+        port = ports.get(name)
+        if type(port) is not int or not 1 <= port <= 65535:  # True is an int too
+            return f"port {name} is no number from 1 to 65535"
+    if state.get("store") not in ("s3", "directory"):
+        return "store is neither s3 nor directory"
+    return None if isinstance(address, str) and os.path.isabs(address) else "socket is no absolute path"
+
+
+def _damaged_credentials(file: Path, wrong: str) -> StackError:
+    return StackError(
+        f"{file} is damaged ({wrong}): restore it, or call `ratchet down`, remove it, and `ratchet up` makes a new one, but all that the S3 store "
+        f"holds is lost without the old hash_prefix and hash_suffix, which {file.parent / 'swift' / 'swift.conf'} keeps until then"
+    )
 
 
 def _groups(home: Path) -> dict[str, dict[str, str]]:
@@ -151,7 +194,10 @@ def _no_proxy() -> dict[str, str]:
 
 
 def _write(file: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
-    with os.fdopen(handle, "w") as f:
-        f.write(text)
-    os.replace(temporary, file)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
+        with os.fdopen(handle, "w") as f:
+            f.write(text)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise StackError(f"{file} cannot be written ({error.strerror}): mend that, or set RATCHET_HOME to a folder that can be written") from error

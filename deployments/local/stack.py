@@ -29,11 +29,10 @@ def up(
     deploy: also start the worker's deployments as prefect.yaml names them.
     die_with: process id with whose end the stack goes down.
     project: folder that flow runs work in; none means the current one.
-    Raises StackError: a port that is taken, a service that does not come up (with the end of its log).
+    Raises StackError: a home that cannot be written, a port that is taken, a service that does not come up (with the end of its log).
     """
     home, project = Path(home).resolve(), Path(project or ".").resolve()
-    fresh = not home.exists()
-    with _lock(home):
+    with _lock(home) as fresh:
         already = control.running(home)
         try:
             state = _continued(home, ports) if already else _prepared(home, ports, say)
@@ -83,12 +82,25 @@ def status(home: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _lock(home: Path) -> Iterator[None]:
-    """One `up` or `down` per home at a time; the lock dies with its holder."""
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / "lock", "w") as file:
+def _lock(home: Path) -> Iterator[bool]:
+    """One `up` or `down` per home at a time; the lock dies with its holder. Gives whether the home is new."""
+    with contextlib.ExitStack() as held:
+        with _writing(home):
+            fresh = not home.exists()
+            home.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(open(home / "lock", "w"))
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield fresh
+
+
+@contextlib.contextmanager
+def _writing(home: Path) -> Iterator[None]:
+    """Folders and files of the home are made in the block. Raises StackError when the system refuses."""
+    try:
         yield
+    except OSError as error:
+        what = f"{home} cannot be the home of the stack ({error.filename or home}: {error.strerror})"
+        raise StackError(f"{what}: set RATCHET_HOME to a folder that can be written") from error
 
 
 def _continued(home: Path, ports: dict[str, int] | None) -> dict[str, Any]:
@@ -104,15 +116,18 @@ def _prepared(home: Path, ports: dict[str, int] | None, say: Callable[[str], Any
     """Ports chosen, credentials made, Swift installed or found impossible."""
     state = settings.remembered(home)
     state["ports"] |= settings.wanted_ports(state, ports)
-    (home / "logs").mkdir(exist_ok=True)
+    with _writing(home):
+        (home / "logs").mkdir(exist_ok=True)
     settings.credentials(home)
     if state["store"] is None:
-        obstacle = swift.obstacle(home)
+        with _writing(home):
+            obstacle = swift.obstacle(home)
         state["store"] = "directory" if obstacle else "s3"
         if obstacle:
             say(f"{obstacle}: artifacts are stored under {home / 'store'} instead.")
     if state["store"] == "directory":
-        (home / "store").mkdir(exist_ok=True)
+        with _writing(home):
+            (home / "store").mkdir(exist_ok=True)
     else:
         swift.install(home / "logs" / "swift-install.log", say)
     return state

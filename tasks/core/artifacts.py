@@ -7,6 +7,7 @@ attempt, and `manifest.json`, written last. An artifact exists when its manifest
 import hashlib
 import json
 import logging
+import re
 import subprocess
 import uuid
 from collections.abc import Callable
@@ -72,6 +73,18 @@ class Manifest(BaseModel):
     git_commit: str | None
     created: str
     seconds: float
+    checksum: str = ""
+
+    @field_validator("folder")
+    @classmethod
+    def _names_an_attempt(cls, folder: str) -> str:
+        if not re.fullmatch(r"attempt-[0-9a-f]{12}", folder):
+            raise ValueError(f"the folder {folder!r} is no attempt's")
+        return folder
+
+    def own_checksum(self) -> str:
+        """SHA-256 of everything that the manifest says: finds one that was edited."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"checksum"}))).hexdigest()
 
     @property
     def digest(self) -> str:
@@ -112,6 +125,7 @@ def publish(store: Store, prefix: str, folder: Path, *, stage: str, key: str, in
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
     )
+    manifest.checksum = manifest.own_checksum()
     for file in manifest.files:
         store.put_file(folder / file.path, f"{prefix}/{manifest.folder}/{file.path}")
     store.put_bytes(f"{prefix}/manifest.json", manifest.model_dump_json(indent=1).encode())
@@ -127,6 +141,9 @@ def find(store: Store, prefix: str) -> Manifest | None:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         log.warning("%s is damaged and is not used: %s", store.uri(f"{prefix}/manifest.json"), error.errors()[0]["msg"])
+        return None
+    if manifest.checksum != manifest.own_checksum() or not prefix.startswith(f"{manifest.stage}/{manifest.key}"):
+        log.warning("%s was edited or belongs elsewhere and is not used", store.uri(f"{prefix}/manifest.json"))
         return None
     stored = store.list(f"{prefix}/{manifest.folder}/")
     for file in manifest.files:

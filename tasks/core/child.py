@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError, RatchetError
+from configs.errors import ConfigError, RatchetError, StageFailed
 from tasks.core.artifacts import Checkpoints
 from tasks.core.context import Context, emit
 
@@ -99,10 +99,13 @@ def main(arguments: list[str]) -> int:
     """Child entry: `REQUEST` runs the stage, or its launcher where there are several processes; `--rank REQUEST` is one of these."""
     rank, path = arguments[0] == "--rank", Path(arguments[-1])
     request = json.loads(path.read_text())
-    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    # A rank's parent is the launcher, which dies with the task process; by now either may be gone already.
+    threading.Thread(target=_die_with_parent, args=(os.getppid() if rank else request.get("parent", os.getppid()),), daemon=True).start()
     try:
+        if rank and int(os.environ.get("WORLD_SIZE", "1")) != request["processes"]:
+            raise StageFailed(f"{request['processes']} processes were asked for and {os.environ.get('WORLD_SIZE', '1')} started")
         if request["processes"] > 1 and not rank:
-            return subprocess.run(_accelerate(request, path)).returncode
+            return subprocess.run(_ranks(request, path)).returncode
         result = {"metrics": work_on(request)}
     except RatchetError as error:
         result = {"error": type(error).__name__, "message": str(error)}
@@ -113,16 +116,25 @@ def main(arguments: list[str]) -> int:
     return 0 if "metrics" in result else 3
 
 
-def _accelerate(request: dict[str, Any], path: Path) -> list[str]:
+def _ranks(request: dict[str, Any], path: Path) -> list[str]:
     import torch
 
     on_gpu = request["compute"]["device"] != "cpu" and torch.cuda.is_available()
     if on_gpu and torch.cuda.device_count() < request["processes"]:
         raise ConfigError(f"compute.num_processes is {request['processes']} and this machine has {torch.cuda.device_count()} GPUs: lower it")
-    where = ["--multi_gpu"] if on_gpu else ["--cpu"]
-    plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    count = ["--num_processes", str(request["processes"])]
-    return [sys.executable, "-m", "accelerate.commands.launch", *where, *count, *plain, "-m", "tasks.core.child", "--rank", str(path)]
+    # Accelerate's own launcher starts a single process on a CPU, whatever number it is told; torch's does what it is told on both.
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(request["processes"]),
+        "-m",
+        "tasks.core.child",
+        "--rank",
+        str(path),
+    ]
 
 
 def _die_with_parent(parent: int) -> None:

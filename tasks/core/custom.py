@@ -58,11 +58,13 @@ def function(spec: str) -> Callable[..., list[float | None]]:
     def reward(prompts, completions, completion_ids=None, gold=None, **columns):
         """Calls the user's function with the arguments that it names."""
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "gold": gold, **columns}
+        # Copies: the caller goes on with its lists, whatever the function does to what it gets.
+        given = {name: _copied(value) for name, value in given.items()}
         try:
             values = inner(**(given if takes_all else {k: v for k, v in given.items() if k in accepted}))
         except RatchetError:
             raise
-        except Exception as error:  # whatever the user's function does
+        except (Exception, SystemExit) as error:  # whatever the user's function does
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise StageFailed(f"the reward {spec} raised {type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})") from error
         return _checked(spec, values, len(completions))
@@ -71,13 +73,18 @@ def function(spec: str) -> Callable[..., list[float | None]]:
     return reward
 
 
+def _copied(value: Any) -> Any:
+    """A list with the lists in it anew; anything else (TRL's trainer state, say) as it is."""
+    return [list(item) if isinstance(item, list) else item for item in value] if isinstance(value, list) else value
+
+
 def _origin(spec: str) -> tuple[Path, Path]:
     """File of the module, and the folder that its top-level package or module lies in."""
     module = spec.partition(":")[0]
     _look_here_too()
     try:
         found = importlib.util.find_spec(module)
-    except Exception as error:  # whatever the user's package does while it is found
+    except (Exception, SystemExit) as error:  # whatever the user's package does while it is found
         raise _not_importable(spec, error) from error
     if found is None or not found.has_location:
         raise _not_importable(spec, ModuleNotFoundError(f"No module named {module!r}"))
@@ -92,7 +99,7 @@ def _look_here_too() -> None:
         sys.path.insert(0, "")
 
 
-def _not_importable(spec: str, error: Exception) -> ConfigError:
+def _not_importable(spec: str, error: BaseException) -> ConfigError:
     why = " ".join(f"{type(error).__name__}: {error}".split())
     return ConfigError(f"the reward {spec} cannot be imported ({why}): correct {spec.partition(':')[0]} or install it where Ratchet runs")
 
@@ -103,7 +110,7 @@ def _imported(spec: str) -> Callable:
     _look_here_too()
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever the user's module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does while it is imported
         raise _not_importable(spec, error) from error
     if found is None:
         raise ConfigError(f"the reward {spec} does not exist: {module} has no {name}, check the spelling")

@@ -50,14 +50,11 @@ def build(section: GRPOSection, model: ModelSection, compute: ComputeSection, se
     policy = models.load_policy(source, model, compute, for_training=True, lora=section.use_lora)
     trainer.check_types(section, policy)
     rows = trainer.sample(trainer.read_rows(data / "grpo.jsonl"), section.max_samples, seed)
-    return trainer.with_warmup(GRPOTrainer, section.warmup_ratio)(
-        model=policy,
-        reward_funcs=reward.functions,
-        args=args,
-        train_dataset=dataset(rows, tokenizer, args.generation_batch_size // args.num_generations, model),
-        processing_class=tokenizer,
-        peft_config=trainer.adapter(section, policy),
-    )
+    questions, adapter = dataset(rows, tokenizer, args.generation_batch_size // args.num_generations, model), trainer.adapter(section, policy)
+    with trainer.trl_values("grpo", section):
+        return trainer.with_warmup(GRPOTrainer, "grpo", section)(
+            model=policy, reward_funcs=reward.functions, args=args, train_dataset=questions, processing_class=tokenizer, peft_config=adapter
+        )
 
 
 def dataset(rows: list[dict[str, Any]], tokenizer: Any, prompts_at_once: int, model: ModelSection) -> Any:

@@ -27,7 +27,7 @@ def run_child(request: dict[str, Any], work: Path, on_event: Callable[[dict[str,
     `on_event` gets every event while the child runs. Raises what the child raised, StageKilled when a signal ended it, StageFailed otherwise.
     """
     work.mkdir(parents=True, exist_ok=True)
-    (work / "request.json").write_text(json.dumps({**request, "processes": processes, "work": str(work)}))
+    (work / "request.json").write_text(json.dumps({**request, "processes": processes, "work": str(work), "parent": os.getpid()}))
     command = [sys.executable, "-m", "tasks.core.child", str(work / "request.json")]
     with (work / "child.log").open("wb") as output:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=child_environment())

@@ -24,7 +24,7 @@ def estimate(config: RunConfig) -> dict[str, Any]:
                       10 H: norms, query, key, value, attention's output and the residual stream, as autograd keeps them; 4 I: gate, up, their
                       product and the activation function. Attention is taken to be fused, and the logits are made in blocks (TRL's fused head).
       rollout cache   B s L 2 K D w, with B completions of one generation (GRPO)
-    s is sft.max_length, or 256 for the prompt + grpo.max_new_tokens. A rough estimate. Raises ModelError for a model that is not one.
+    s is sft.max_length, or 256 for the prompt + grpo.max_new_tokens. A rough estimate. Raises ModelError for no model, ConfigError for bad sizes.
     """
     architecture = _architecture(config.model)
     model = _on_meta(architecture, config.model)
@@ -43,6 +43,7 @@ def estimate(config: RunConfig) -> dict[str, Any]:
 
 
 def _architecture(section: ModelSection) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if section.name == "scratch":
@@ -52,8 +53,9 @@ def _architecture(section: ModelSection) -> Any:
     try:
         return AutoConfig.from_pretrained(Path(section.name).expanduser() if Path(section.name).exists() else section.name, revision=section.revision,
                                           trust_remote_code=section.trust_remote_code)  # fmt: skip
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.name is {section.name}, whose configuration cannot be read ({type(error).__name__}): check the id and the network") from error
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        why = models.first_line(error)
+        raise ModelError(f"model.name is {section.name}, whose configuration cannot be read ({why}): check the id and the network") from error
 
 
 def _on_meta(architecture: Any, section: ModelSection) -> Any:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from configs.errors import ConfigError, ModelError
@@ -147,8 +148,10 @@ def weight_type(section: ModelSection, where: str, for_training: bool, lora: boo
 def load_policy(path: str | Path, section: ModelSection, compute: ComputeSection, for_training: bool, lora: bool = False) -> Any:
     """The causal language model in the folder `path`. To train: on the CPU, TRL moves it; to measure: on its device, in evaluation mode.
 
-    Raises ModelError for a folder that transformers cannot load, ConfigError for a GPU that is not there.
+    Raises ModelError for a folder that transformers cannot load, or whose weights are damaged or not all there; ConfigError for a GPU that is not there.
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     where = device(compute)
@@ -158,13 +161,31 @@ def load_policy(path: str | Path, section: ModelSection, compute: ComputeSection
     if section.attention != "auto":
         options["attn_implementation"] = section.attention
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        # Other shapes are let through here and refused below: transformers would name them in its log alone.
+        model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        raise ModelError(f"the weights in {path} cannot be read ({first_line(error)}): a file is damaged or cut short, copy or download it again") from error
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise ModelError(
             f"the model in {path} does not load ({first_line(error)}): check model.name, model.attention = {section.attention} "
             f"and model.trust_remote_code = {str(section.trust_remote_code).lower()}"
         ) from error
+    _check_weights(path, info)
     return model if for_training else model.to(where).eval()
+
+
+def _check_weights(path: str | Path, info: dict[str, Any]) -> None:
+    """Raises ModelError where transformers has put random numbers for weights; tied ones are not among those that it says are missing."""
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"the weights in {path} lack {_first(missing)} of the model that its config.json describes: give the whole model, or correct the file")
+    if other := sorted(f"{name} {tuple(saved)} for {tuple(wanted)}" for name, saved, wanted in info["mismatched_keys"]):
+        raise ModelError(f"the weights in {path} have other shapes than its config.json says in {_first(other)}: give the files of one model")
+
+
+def _first(names: list[str]) -> str:
+    """How many tensors, and the first three of them."""
+    more = ", ..." if len(names) > 3 else ""
+    return f"{len(names)} tensor{'' if len(names) == 1 else 's'} ({', '.join(names[:3])}{more})"
 
 
 def load_tokenizer(path: str | Path, section: ModelSection) -> Any:
@@ -217,4 +238,7 @@ def eos_ids(model: Any, tokenizer: Any) -> list[int]:
 
 def first_line(error: BaseException) -> str:
     """What a library says went wrong, in a form that fits into a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Some libraries only announce the reason in the first line.
+    text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return text.rstrip(".")[:200]

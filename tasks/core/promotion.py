@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import BadInput, RatchetError
-from tasks.core.registry import CHALLENGER, CHAMPION, PREVIOUS, STATUS_TAG, aliases, describe, mirror, stages
+from tasks.core.registry import CHALLENGER, CHAMPION, PREVIOUS, STATUS_TAG, aliases, check_bytes, describe, mirror, stages
 from tasks.core.tracking import Tracking, experiment_id, mlflow_errors
 
 PROMOTIONS = "ratchet-promotions"
@@ -17,7 +17,8 @@ def promote(model: str, version: int | None, tracking: Tracking) -> dict[str, An
 
     Not safe beside another promotion of the same model: MLflow has no compare-and-swap, so the caller holds a lock (tasks/promote.py).
     A promotion that was cut off is completed by another. Returns model, version, previous, changed, message, run_id. Raises BadInput for what
-    may not be promoted, TrackingUnavailable, and RatchetError when the registry does not hold afterwards what was asked.
+    may not be promoted, IntegrityError for a model that is no longer the one that was registered, TrackingUnavailable, and RatchetError when the
+    registry does not hold afterwards what was asked.
     """
     now = aliases(model, tracking)
     number = version if version is not None else now.get(CHALLENGER)
@@ -34,6 +35,7 @@ def promote(model: str, version: int | None, tracking: Tracking) -> dict[str, An
     if not candidate.passed:
         status = candidate.tags.get(STATUS_TAG, "missing")
         raise BadInput(f"version {number} of {model} has {STATUS_TAG} {status} and must have passed: promote one that passed its gates")
+    check_bytes(candidate)
     with _audit("promote", model, number, old, tracking) as run_id:
         # `previous` first: wherever this is cut off, the old champion is still named, and promoting again completes it.
         if old is not None:

@@ -4,8 +4,10 @@ Aliases are the truth: `champion` serves, `challenger` waits, `previous` served 
 the challenger, and any other version that was in one of these is Archived.
 """
 
+import hashlib
 import json
 import shutil
+import tempfile
 import warnings
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -13,14 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from configs.errors import ModelError
+from configs.errors import IntegrityError, ModelError
 from configs.schema import RegistrySection
 from tasks.core.store import folder_of, open_store
 from tasks.core.tracking import Tracking, mlflow_errors
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}
-KEY_TAG, STATUS_TAG = "ratchet.key", "gate.status"
+KEY_TAG, STATUS_TAG, DIGEST_TAG = "ratchet.key", "gate.status", "ratchet.model_sha256"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "accelerate")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # What a tokenizer does not need: MLflow's own files and the weights.
@@ -113,6 +115,26 @@ def _mlmodel(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def model_digest(model_uri: str) -> str:
+    """SHA-256 over the names and bytes of the files under a model's address, as they are in the store now; downloads them one at a time."""
+    store = open_store(model_uri)
+    total = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as scratch:
+        for key in store.list():
+            file = Path(scratch) / "file"
+            store.get_file(key, file)
+            with file.open("rb") as stream:
+                total.update(f"{key} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def check_bytes(version: Version) -> None:
+    """Raises IntegrityError unless the version's model in the store is, byte for byte, the one that was registered."""
+    uri, registered = version.tags["ratchet.model_uri"], version.tags[DIGEST_TAG]
+    if model_digest(uri) != registered:
+        raise IntegrityError(f"version {version.version} of {version.name} is damaged: {uri} differs from what was registered; run the pipeline again")
+
+
 def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_id: str | None, tags: dict[str, str], key: str) -> Version:
     """The version with this key, made when there is none: its source is the `model/` folder of our own artifact, not a copy.
 
@@ -126,7 +148,7 @@ def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_i
     name, client = section.name, tracking.client
     with mlflow_errors(f"register a version of {name!r}", tracking.uri):
         _ensure_model(client, name)
-        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri}
+        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri, DIGEST_TAG: model_digest(model_uri)}
         source, model_id = model_uri, None
         if model_uri.startswith("file://"):
             model_id = _upload(tracking, folder_of(model_uri), name, run_id)

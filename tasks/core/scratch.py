@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.errors import DataError
+from configs.errors import ConfigError, DataError
 from configs.schema import Scratch
 
 PAD, EOS, USER, ASSISTANT, SYSTEM = SPECIAL = ["<|pad|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -41,8 +41,13 @@ def build(size: Scratch, demonstrations: Path, seed: int, folder: Path) -> dict[
 
 
 def model_config(size: Scratch, vocabulary: int) -> Any:
-    """The Qwen3 configuration of this size, with tied embeddings and float32 weights."""
+    """The Qwen3 configuration of this size, with tied embeddings and float32 weights. Raises ConfigError for an odd `head_dim`."""
     from transformers import Qwen3Config
+
+    if size.head_dim % 2:
+        raise ConfigError(
+            f"model.scratch.head_dim is {size.head_dim}, and rotary embeddings need an even number: set it to {size.head_dim - 1} or {size.head_dim + 1}"
+        )
 
     return Qwen3Config(
         vocab_size=vocabulary,

@@ -35,13 +35,9 @@ def build(section: SFTSection, model: ModelSection, compute: ComputeSection, see
     policy = models.load_policy(source, model, compute, for_training=True, lora=section.use_lora)
     trainer.check_types(section, policy)
     rows = trainer.sample(trainer.read_rows(data / "sft.jsonl"), section.max_samples, seed)
-    return trainer.with_warmup(SFTTrainer, section.warmup_ratio)(
-        model=policy,
-        args=args,
-        train_dataset=dataset(rows, tokenizer, section.max_length, model),
-        processing_class=tokenizer,
-        peft_config=trainer.adapter(section, policy),
-    )
+    examples, adapter = dataset(rows, tokenizer, section.max_length, model), trainer.adapter(section, policy)
+    with trainer.trl_values("sft", section):
+        return trainer.with_warmup(SFTTrainer, "sft", section)(model=policy, args=args, train_dataset=examples, processing_class=tokenizer, peft_config=adapter)
 
 
 def dataset(rows: list[dict[str, Any]], tokenizer: Any, max_length: int, model: ModelSection) -> Any:

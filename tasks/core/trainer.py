@@ -4,6 +4,9 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +55,28 @@ def settings(section: Training, names: dict[str, str], compute: ComputeSection, 
 
 def arguments(kind: str, config_class: type, section: Training, values: dict[str, Any]) -> Any:
     """SFTConfig or GRPOConfig made of `values`. Raises ConfigError for a value under `<kind>.trl` that TRL does not take."""
-    try:
+    # TRL looks at no types: a text for a number would fail somewhere in the first step.
+    defaults = {field.name: field.default for field in fields(config_class)}
+    for name, value in section.trl.items():
+        if isinstance(value, str) and type(defaults.get(name)) in (int, float):
+            raise ConfigError(f"{kind}.trl.{name} is {value!r}, and TRL takes a number there: write one, without quotes, or take it out")
+    with trl_values(kind, section):
         args = config_class(**values)
-    except (TypeError, ValueError) as error:
-        if not section.trl:
-            raise
-        fields = ", ".join(section.trl)
-        raise ConfigError(f"{kind}.trl ({fields}) is refused by TRL ({models.first_line(error)}): correct these values or take them out") from error
     # One process takes one GPU: with several in sight transformers would choose DataParallel, which TRL refuses.
     args._n_gpu = min(1, args.n_gpu)
     return args
+
+
+@contextmanager
+def trl_values(kind: str, section: Training) -> Iterator[None]:
+    """Turns what TRL or transformers raises inside into a ConfigError that names the fields under `<kind>.trl`, where there are any."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, ImportError, OSError) as error:
+        if not section.trl:
+            raise
+        names = ", ".join(section.trl)
+        raise ConfigError(f"{kind}.trl ({names}) is refused by TRL ({models.first_line(error)}): correct these values or take them out") from error
 
 
 def precision(section: Training, where: str) -> dict[str, bool]:
@@ -89,6 +104,8 @@ def adapter(section: Training, model: Any) -> Any:
     if not section.use_lora:
         return None
     targets = section.lora_target_modules
+    if not targets:
+        raise ConfigError(f"lora_target_modules is {targets!r}, so that no layer would be trained: name layers, write all-linear, or set use_lora to false")
     if targets != "all-linear":
         targets = [targets] if isinstance(targets, str) else targets
         layers = linear_layers(model)
@@ -108,14 +125,22 @@ def linear_layers(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output]
 
 
-def with_warmup(trainer_class: type, ratio: float) -> type:
-    """`trainer_class` with a warm-up over `ratio` of its real number of optimizer steps, which it alone knows, rounded up."""
+def with_warmup(trainer_class: type, kind: str, section: Training) -> type:
+    """`trainer_class` with a warm-up over `warmup_ratio` of its real number of optimizer steps, which it alone knows, rounded up.
+
+    Its optimizer and schedule are made when training begins: values under `<kind>.trl` that these refuse raise ConfigError.
+    """
 
     class WithWarmup(trainer_class):
+        def create_optimizer(self, *args, **kwargs):
+            with trl_values(kind, section):
+                return super().create_optimizer(*args, **kwargs)
+
         def create_scheduler(self, num_training_steps, *args, **kwargs):
             # Rounded first: 0.1 * 30 is a little more than 3.
-            self.args.warmup_steps = math.ceil(round(ratio * num_training_steps, 6))
-            return super().create_scheduler(num_training_steps, *args, **kwargs)
+            self.args.warmup_steps = math.ceil(round(section.warmup_ratio * num_training_steps, 6))
+            with trl_values(kind, section):
+                return super().create_scheduler(num_training_steps, *args, **kwargs)
 
     return WithWarmup
 
