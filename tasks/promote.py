@@ -14,7 +14,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from configs.errors import RatchetError
 from configs.schema import TrackingSection
 from tasks.core import promotion, registry
-from tasks.core.tracking import Tracking, connect
+from tasks.core.tracking import PAGE, Tracking, connect
 from tasks.stage import RETRIES, quiet_tracebacks
 
 WAIT_SECONDS, LEASE_SECONDS = 180, 60
@@ -71,5 +71,5 @@ def rollback_version(model: str) -> dict[str, Any]:
 def _with_links(result: dict[str, Any], tracking: Tracking) -> dict[str, Any]:
     urls = {"model_version": registry.version_url(registry.describe(result["model"], result["version"], tracking), tracking)}
     if result["run_id"]:
-        urls["audit_run"] = f"{tracking.uri}/#/experiments/{promotion.audit_experiment(tracking)}/runs/{result['run_id']}"
+        urls["audit_run"] = f"{tracking.uri}/#/experiments/{promotion.audit_experiment(tracking)}/runs/{result['run_id']}{PAGE}"
     return {**result, "urls": urls}

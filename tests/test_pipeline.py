@@ -136,7 +136,7 @@ def test_weights_are_stored_once(first, root):
 
 def test_mlflow_shows_a_child_per_stage_with_its_curve(first):
     client = mlflow.MlflowClient()
-    parent = first["urls"]["mlflow_run"].rsplit("/", 1)[1]
+    parent = first["urls"]["mlflow_run"].partition("?")[0].rpartition("/")[2]
     experiment = client.get_run(parent).info.experiment_id
     children = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent}'")
     grpo = next(run for run in children if run.data.tags["ratchet.stage"] == "grpo")

@@ -293,7 +293,7 @@ def test_the_flows_promote_and_roll_back(section, tracking, versions):
     assert promote(section.name, 1, return_state=True).name == "Promoted"
     state = promote(section.name, 2, return_state=True)
     assert (state.name, state.message) == ("Promoted", f"Version 2 of {section.name} is the champion now in place of version 1.")
-    assert state.result()["urls"]["model_version"] == f"{tracking.uri}/#/models/{section.name}/versions/2"
+    assert state.result()["urls"]["model_version"] == f"{tracking.uri}/#/models/{section.name}/versions/2?workflowType=machine_learning"
     assert promote(section.name, 2, return_state=True).name == "Unchanged"
     assert rollback(section.name, return_state=True).name == "RolledBack"
     assert shown(section, tracking) == {1: ("Production", ["champion"]), 2: ("Archived", [])}

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from configs.errors import IntegrityError, ModelError
 from configs.schema import RegistrySection
 from tasks.core.store import folder_of, open_store
-from tasks.core.tracking import Tracking, mlflow_errors
+from tasks.core.tracking import PAGE, Tracking, mlflow_errors
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}
@@ -211,7 +211,7 @@ def describe(name: str, version: int, tracking: Tracking) -> Version:
 
 def version_url(version: Version, tracking: Tracking) -> str:
     """Where the version is shown in the MLflow UI."""
-    return f"{tracking.uri}/#/models/{version.name}/versions/{version.version}"
+    return f"{tracking.uri}/#/models/{version.name}/versions/{version.version}{PAGE}"
 
 
 def aliases(model: str, tracking: Tracking) -> dict[str, int]:

@@ -24,6 +24,8 @@ CHECK_SECONDS = 3.0
 # Limits of the MLflow server: what lies beyond them is refused, and the whole batch with it.
 MAX_PARAM, MAX_TAG, MAX_BATCH_PARAMS, MAX_BATCH_METRICS, MAX_DIGEST = 6000, 5000, 100, 1000, 36
 # MLflow alone would try for about four minutes a call. Settings that the environment has already win.
+# The page's side for training; by itself it opens the one for traces of agents, which shows no curve and no registry.
+PAGE = "?workflowType=machine_learning"
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -101,8 +103,7 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                # The kind that the page opens with runs and curves; without it, it shows traces.
-                return client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"})
+                return client.create_experiment(name)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -183,7 +184,7 @@ class Tracking:
 
     def run_url(self, run_id: str) -> str:
         """Where the run is shown in the MLflow UI."""
-        return f"{self.uri}/#/experiments/{best_effort(self.experiment, 'look up the experiment', '0')}/runs/{run_id}"
+        return f"{self.uri}/#/experiments/{best_effort(self.experiment, 'look up the experiment', '0')}/runs/{run_id}{PAGE}"
 
     def _open(self, identity: dict[str, str], name: str, tags: dict[str, str], reuse: bool = True) -> tuple[str, dict[str, str] | None]:
         """Run id, and the params that it has already (None for a new run)."""
