@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     rank, path = arguments[0] == "--rank", Path(arguments[-1])
     request = json.loads(path.read_text())
     # A rank's parent is the launcher, which dies with the task process; by now either may be gone already.
-    threading.Thread(target=_die_with_parent, args=(os.getppid() if rank else request.get("parent", os.getppid()),), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(os.getppid() if rank else request["parent"],), daemon=True).start()
     try:
         if rank and int(os.environ.get("WORLD_SIZE", "1")) != request["processes"]:
             raise StageFailed(f"{request['processes']} processes were asked for and {os.environ.get('WORLD_SIZE', '1')} started")
