@@ -2,29 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs import rules
+from configs.section import Section, no_key
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-def no_key(default: Any, description: str, **limits: Any) -> Any:
-    """A field that cannot change a stage's result and so is no part of its key."""
-    return Field(default, description=description, json_schema_extra={"in_key": False}, **limits)
-
-
-class Section(BaseModel):
-    """A part of the configuration; a stage gets its own and no other."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
-
-    def key(self) -> dict[str, Any]:
-        """The fields that can change the stage's result, as plain JSON values."""
-        ignored = {n for n, f in type(self).model_fields.items() if (f.json_schema_extra or {}).get("in_key") is False}
-        values = {n: getattr(self, n) for n in type(self).model_fields if n not in ignored}
-        plain = self.model_dump(mode="json", exclude=ignored)
-        return {n: v.key() if isinstance(v, Section) else plain[n] for n, v in values.items()}
 
 
 class Scratch(Section):

@@ -3,7 +3,8 @@ import pytest
 from configs import rules
 from configs.errors import ConfigError
 from configs.loading import load, parse_set, presets
-from configs.schema import GRPOSection, RunConfig, Section
+from configs.schema import GRPOSection, RunConfig
+from configs.section import Section
 
 
 def refusal(values):
