@@ -11,8 +11,8 @@ from typing import Any
 # Fields of a reward's settings that each type uses; any other one would be ignored and is refused.
 REWARD_USES = {"accuracy": (), "length_penalty": ("target_length",), "step": ("step_bonus", "max_steps"), "format": ()}
 COMPONENTS = tuple(REWARD_USES)
-# Metrics of the evaluation that have a value for every prompt, so that two models can be compared on them.
-PER_PROMPT = ("accuracy", "mean_reward", "format_rate", "mean_length", "truncated_rate")
+# Metrics that have a value for every prompt, so that two models can be compared on them, with their column in completions.jsonl.
+PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 METRICS = (*PER_PROMPT, "kl", "kl_sequence")
 
 # The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.

@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from configs.rules import PER_PROMPT
 from configs.schema import Gate
 
 RESAMPLES = 10_000
 PROPORTIONS = ("accuracy", "format_rate", "truncated_rate")
-# Column of completions.jsonl behind each metric that can be compared prompt by prompt.
-PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 
 
 class Evaluation(BaseModel):
