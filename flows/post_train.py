@@ -11,8 +11,9 @@ from tasks.data import prepare_data
 from tasks.evaluate import evaluate, judge
 from tasks.grpo import train_grpo
 from tasks.register import register
-from tasks.session import begin, configure, session
+from tasks.session import Stages, begin, configure, mended, session
 from tasks.sft import train_sft
+from tasks.stage import Artifact, Run
 
 
 @flow(name="post-train")
@@ -27,16 +28,22 @@ def post_train(preset: str | None = None, config: RunConfig | None = None, overr
     cfg = configure(preset, config, overrides)
     run = begin(cfg)
     with session(run, cfg) as stages:
-        data = stages.add(prepare_data(run, cfg.data, cfg.seed))
-        base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
-        measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, data)
-        base_scores = stages.add(evaluate(run, "base", *measured, policy=base))
-        sft = stages.add(train_sft(run, cfg.sft, cfg.model, cfg.compute, cfg.seed, base, data))
-        sft_scores = stages.add(evaluate(run, "sft", *measured, policy=sft, reference=base))
-        grpo = stages.add(train_grpo(run, cfg.grpo, cfg.model, cfg.compute, cfg.seed, sft, data))
-        grpo_scores = stages.add(evaluate(run, "grpo", *measured, policy=grpo, reference=sft))
-        verdict = stages.add(judge(run, cfg.gates, base_scores, sft_scores, grpo_scores))
-        stages.add(register(run, cfg.registry, grpo, grpo_scores, verdict))
+        verdict = mended(pipeline, run, cfg, stages)
     passed = verdict.metrics["passed"]
     sentences = [g["sentence"] for g in verdict.metrics["verdict"]["gates"] if passed or g["outcome"] != "pass"]
     return Completed(name="Completed" if passed else "Rejected", message=" ".join(sentences), data=stages.summary)
+
+
+def pipeline(run: Run, cfg: RunConfig, stages: Stages) -> Artifact:
+    """The stages, in their order; gives the verdict."""
+    data = stages.add(prepare_data(run, cfg.data, cfg.seed))
+    base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
+    measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, data)
+    base_scores = stages.add(evaluate(run, "base", *measured, policy=base))
+    sft = stages.add(train_sft(run, cfg.sft, cfg.model, cfg.compute, cfg.seed, base, data))
+    sft_scores = stages.add(evaluate(run, "sft", *measured, policy=sft, reference=base))
+    grpo = stages.add(train_grpo(run, cfg.grpo, cfg.model, cfg.compute, cfg.seed, sft, data))
+    grpo_scores = stages.add(evaluate(run, "grpo", *measured, policy=grpo, reference=sft))
+    verdict = stages.add(judge(run, cfg.gates, base_scores, sft_scores, grpo_scores))
+    stages.add(register(run, cfg.registry, grpo, grpo_scores, verdict))
+    return verdict

@@ -1,23 +1,21 @@
 """Prefect tasks that promote and roll back a registered model, one at a time per model."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from prefect import task
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 
 from configs.errors import RatchetError
 from configs.schema import TrackingSection
+from tasks import locks
 from tasks.core import promotion, registry
 from tasks.core.tracking import PAGE, Tracking, connect
 from tasks.stage import RETRIES, quiet_tracebacks
 
-WAIT_SECONDS, LEASE_SECONDS = 180, 60
+WAIT_SECONDS = 180
 
 quiet_tracebacks()
 
@@ -29,27 +27,12 @@ def model_lock(model: str) -> Iterator[None]:
     A holder that is killed loses it after a minute. Raises RatchetError when it stays taken for three minutes.
     """
     name = f"promote-{re.sub(r'[^A-Za-z0-9._-]', '-', model)}"
-    _make_limit(name)
-    entered = False
-    try:
-        with concurrency(name, timeout_seconds=WAIT_SECONDS, lease_duration=LEASE_SECONDS, strict=True):
-            entered = True
-            yield
-    except TimeoutError as error:
-        if entered:
-            raise
-        raise RatchetError(f"the lock {name} was taken for {WAIT_SECONDS} s: wait for the other promotion of {model} to end, then run it again") from error
-
-
-def _make_limit(name: str) -> None:
-    with get_client(sync_client=True) as client:
+    with contextlib.ExitStack() as stack:
         try:
-            client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            try:
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-            except (ObjectAlreadyExists, PrefectHTTPStatusError):  # another one made it just now, or this raises
-                client.read_global_concurrency_limit_by_name(name)
+            stack.enter_context(locks.held(name, seconds=WAIT_SECONDS))
+        except TimeoutError as error:
+            raise RatchetError(f"the lock {name} was taken for {WAIT_SECONDS} s: wait for the other promotion of {model} to end, then run it again") from error
+        yield
 
 
 @task(name="promote", task_run_name="promote-{model}", **RETRIES)

@@ -9,8 +9,9 @@ from prefect.states import State
 
 from configs.schema import RegistrySection
 from tasks.core import artifacts, registry
+from tasks.progress import numbers
 from tasks.promote import model_lock
-from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, numbers, run_stage
+from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
 VERSION = 1
 

@@ -1,22 +1,27 @@
 """What frames a run of the pipeline: opening the store and MLflow before the first stage, and the summary after the last."""
 
 import os
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, IntegrityError
 from configs.loading import load
 from configs.schema import RunConfig
 from tasks.core import registry, report, tracking
 from tasks.core.gates import Verdict
 from tasks.core.store import open_store
-from tasks.stage import RETRIES, Artifact, Run, numbers, quiet_tracebacks, sweep
+from tasks.progress import numbers
+from tasks.stage import RETRIES, Artifact, Run, quiet_tracebacks, sweep
+
+# Stages whose artifacts may turn out damaged in one run; more is a store that cannot be used.
+MOST_DAMAGED = 9
 
 quiet_tracebacks()
 
@@ -39,7 +44,7 @@ def begin(cfg: RunConfig) -> Run:
     parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
     work = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "work"
     sweep(work)
-    return Run(store, mlflow, parent, work)
+    return Run(str(flow_run.id), store, mlflow, parent, work)
 
 
 class Stages:
@@ -69,6 +74,20 @@ def session(run: Run, cfg: RunConfig):
     except BaseException:
         run.tracking.finish(run.parent, "KILLED", {})
         raise
+
+
+def mended(pipeline: Callable[..., Any], *arguments: Any) -> Any:
+    """What the pipeline gives. Where it finds a stored artifact damaged it is begun again: that stage is redone, and all others are cached.
+
+    Raises IntegrityError when damage is found more often than a pipeline has stages.
+    """
+    for left in reversed(range(MOST_DAMAGED)):
+        try:
+            return pipeline(*arguments)
+        except IntegrityError as error:
+            if not left:
+                raise
+            get_run_logger().warning("%s: its stage is redone, all others are kept", error)
 
 
 def _report(run: Run, cfg: RunConfig, stages: Stages) -> None:

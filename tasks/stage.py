@@ -1,29 +1,33 @@
 """One way for every stage: look for its artifact, else do the work in a child process, publish it, and say so in Prefect and MLflow."""
 
+import json
 import logging
-import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 from prefect import get_run_logger
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 from pydantic import BaseModel
 
-from configs.errors import RatchetError
-from tasks.core import artifacts
-from tasks.core.artifacts import Checkpoints, stage_key
+from configs.errors import IntegrityError, RatchetError
+from tasks.core import artifacts, owners
+from tasks.core.artifacts import stage_key
+from tasks.core.checkpoints import Checkpoints
+from tasks.core.curves import StageRun
 from tasks.core.launch import run_child
-from tasks.core.store import Store
-from tasks.core.tracking import StageRun, Tracking
+from tasks.core.store import DirectoryStore, Store
+from tasks.core.tracking import Tracking
+from tasks.progress import Progress, numbers
+from tasks.turn import turn
 
 # Bad input is never retried; what is worth it says so in its class (configs/errors.py).
 RETRIES = {
@@ -35,7 +39,8 @@ RETRIES = {
     "cache_policy": NO_CACHE,
     "persist_result": False,
 }
-CURVES = ("reward", "kl_k3", "loss")
+# What this machine keeps of a run that does not come back.
+KEPT_SECONDS = 7 * 24 * 3600
 
 
 class Artifact(BaseModel):
@@ -60,10 +65,24 @@ class Artifact(BaseModel):
 class Run:
     """What all stages of one pipeline run share."""
 
+    id: str
     store: Store
     tracking: Tracking
     parent: str
     work: Path
+    touched: list[str] = field(default_factory=list)
+
+    @property
+    def disk(self) -> Path:
+        """The folder of this machine that holds checkpoints, and results until the store has them."""
+        return self.work / "kept"
+
+    def note(self, prefix: str) -> None:
+        """Notes in the store that this run uses an artifact: what a live run uses is no garbage."""
+        if prefix not in self.touched:
+            self.touched.append(prefix)
+            record = {"flow_run": self.id, "created": datetime.now(UTC).isoformat(timespec="seconds"), "prefixes": self.touched}
+            self.store.put_bytes(f"runs/{self.id}.json", json.dumps(record).encode())
 
 
 @dataclass
@@ -83,23 +102,76 @@ class Stage:
     still_there: Callable[[artifacts.Manifest], bool] = lambda manifest: True
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Input name -> digest."""
+        return {name: artifact.digest for name, artifact in self.inputs.items()}
+
+    @property
     def key(self) -> str:
-        return stage_key(self.name, self.version, self.section, {name: a.digest for name, a in self.inputs.items()})
+        return stage_key(self.name, self.version, self.section, self.digests)
+
+    @property
+    def prefix(self) -> str:
+        """Where its artifact lies under the store's root."""
+        return f"{self.name}/{self.key}"
 
 
 def run_stage(run: Run, stage: Stage) -> State:
     """Returns Completed, named `Cached` when nothing was done, with the stage's Artifact; raises what the work raised."""
-    prefix = f"{stage.name}/{stage.key}"
     began = time.monotonic()
-    manifest = artifacts.find(run.store, prefix)
-    if manifest is not None and stage.still_there(manifest):
-        found = _artifact(run, stage, manifest, cached=True, seconds=time.monotonic() - began)
-        return Completed(name="Cached", message=f"{stage.name} was done before: {found.uri}", data=found)
+    run.note(stage.prefix)
+    if (manifest := _whole(run, stage)) is not None:
+        return _cached(run, stage, manifest, began)
+    # One at a time: whoever waited here finds what the other has made.
+    with turn(run.store, stage.prefix, run.id) as lease:
+        if (manifest := _whole(run, stage)) is not None:
+            return _cached(run, stage, manifest, began)
+        owner = owners.take(run.store, stage.prefix, run.id, lease, stage.digests)
+        return _done(run, stage, owner.attempt, began)
+
+
+def fetch(run: Run, artifact: Artifact, folder: Path, only: Callable[[str], bool] = lambda path: True) -> Path:
+    """Downloads an artifact's files, checked against their manifest. Raises IntegrityError for one that is damaged or gone, and takes it out of use."""
+    manifest = artifacts.find(run.store, artifact.prefix)
+    if manifest is None or manifest.digest != artifact.digest:
+        raise IntegrityError(f"{artifact.uri} was whole when this run found it, and is damaged or gone now")
+    try:
+        return artifacts.fetch(run.store, artifact.prefix, manifest, folder, only)
+    except IntegrityError:
+        artifacts.condemn(run.store, artifact.prefix, manifest)
+        raise
+
+
+def sweep(work: Path) -> None:
+    """Removes the working folders of processes that are gone, and what was kept for runs that did not come back in a week."""
+    for folder in work.glob("*-*"):
+        owner = folder.name.partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in (work / "kept").glob("*/*"):
+        newest = max((p.stat().st_mtime for p in folder.rglob("*") if p.exists()), default=0.0)
+        if time.time() - newest > KEPT_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _whole(run: Run, stage: Stage) -> artifacts.Manifest | None:
+    manifest = artifacts.find(run.store, stage.prefix)
+    return manifest if manifest is not None and stage.still_there(manifest) else None
+
+
+def _cached(run: Run, stage: Stage, manifest: artifacts.Manifest, began: float) -> State:
+    found = _artifact(run, stage, manifest, cached=True, seconds=time.monotonic() - began)
+    return Completed(name="Cached", message=f"{stage.name} was done before: {found.uri}", data=found)
+
+
+def _done(run: Run, stage: Stage, attempt: int, began: float) -> State:
+    """Does the stage's work, with a run of its own in MLflow."""
+    get_run_logger().info("%s: attempt %s", stage.name, attempt)
     child_run = run.tracking.stage(run.parent, stage.name, stage.key, stage.section)
     if "data" in stage.inputs:
         child_run.dataset("data", stage.inputs["data"].digest, stage.inputs["data"].uri)
     try:
-        manifest = _work(run, stage, prefix, child_run)
+        manifest = _work(run, stage, child_run)
     except RatchetError:
         child_run.finish("FAILED")
         raise
@@ -116,28 +188,34 @@ def run_stage(run: Run, stage: Stage) -> State:
     return Completed(name="Completed", message=f"{stage.name} is done: {done.uri}", data=done)
 
 
-def sweep(work: Path) -> None:
-    """Removes the working folders of processes that are gone: what a killed run has left."""
-    for folder in work.glob("*-*"):
-        owner = folder.name.partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def fetch(run: Run, artifact: Artifact, folder: Path, only: Callable[[str], bool] = lambda path: True) -> Path:
-    """Downloads an artifact's files, checked against their manifest."""
-    manifest = artifacts.find(run.store, artifact.prefix)
+def _work(run: Run, stage: Stage, child_run: StageRun) -> artifacts.Manifest:
+    """Makes the stage's result, keeps it on this disk, and sends it to the store; where an attempt was cut off while it sent, the rest is sent."""
+    kept = Checkpoints(run.store, run.disk, stage.name, stage.key, stage.keep_checkpoints or 1)
+    manifest = _kept(kept.disk, stage.prefix)
     if manifest is None:
-        raise RatchetError(f"{artifact.uri} was there when this run began and is gone: press Retry to redo stage {artifact.stage}")
-    return artifacts.fetch(run.store, artifact.prefix, manifest, folder, only)
+        manifest = _make(run, stage, kept.disk, child_run)
+    artifacts.send(kept.disk, run.store, stage.prefix, manifest)
+    kept.clear()
+    owners.leave(run.store, stage.prefix)
+    return manifest
 
 
-def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers."""
-    return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+def _kept(disk: DirectoryStore, prefix: str) -> artifacts.Manifest | None:
+    """The stage's whole result, where one was made on this machine and not sent."""
+    manifest = artifacts.find(disk, prefix)
+    if manifest is None:
+        return None
+    try:
+        artifacts.verify(disk, prefix, manifest)
+    except IntegrityError as error:
+        get_run_logger().warning("%s: the work is done again", error)
+        return None
+    get_run_logger().info("%s was finished before and is sent to the store", prefix)
+    return manifest
 
 
-def _work(run: Run, stage: Stage, prefix: str, child_run: StageRun) -> artifacts.Manifest:
+def _make(run: Run, stage: Stage, disk: DirectoryStore, child_run: StageRun) -> artifacts.Manifest:
+    """Does the work in a folder of its own and commits the result on this disk."""
     began = time.monotonic()
     run.work.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{stage.name}-", dir=run.work))
@@ -150,62 +228,20 @@ def _work(run: Run, stage: Stage, prefix: str, child_run: StageRun) -> artifacts
             inputs = {name: fetch(run, a, work / "inputs" / name) for name, a in stage.inputs.items()}
             request = {**stage.request, "stage": stage.name, "inputs": {n: str(p) for n, p in inputs.items()}}
             if stage.keep_checkpoints:
-                request["checkpoints"] = {"root": run.store.root, "key": stage.key, "keep": stage.keep_checkpoints}
-            progress = _Progress(stage.name, child_run)
+                request["checkpoints"] = {"root": run.store.root, "disk": str(run.disk), "key": stage.key, "keep": stage.keep_checkpoints}
+            progress = Progress(stage.name, child_run)
             metrics = run_child(request, work, progress, stage.processes)
             progress.done()
-        described = {"inputs": {n: a.digest for n, a in stage.inputs.items()}, "section": stage.section, "metrics": metrics}
-        manifest = artifacts.publish(run.store, prefix, out, stage=stage.name, key=stage.key, seconds=time.monotonic() - began, **described)
+        described = {"inputs": stage.digests, "section": stage.section, "metrics": metrics}
+        return artifacts.commit(disk, stage.prefix, out, stage=stage.name, key=stage.key, seconds=time.monotonic() - began, **described)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if stage.keep_checkpoints:
-        Checkpoints(run.store, stage.name, stage.key, stage.keep_checkpoints).clear()
-    return manifest
 
 
 def _artifact(run: Run, stage: Stage, manifest: artifacts.Manifest, *, cached: bool, seconds: float) -> Artifact:
-    uri = run.store.uri(f"{stage.name}/{stage.key}/{manifest.folder}")
+    uri = run.store.uri(f"{stage.prefix}/{manifest.folder}")
     common = {"stage": stage.name, "key": stage.key, "digest": manifest.digest, "metrics": manifest.metrics}
     return Artifact(**common, uri=uri, cached=cached, seconds=round(seconds, 3))
-
-
-class _Progress:
-    """Turns a child's events into a progress artifact, log lines and curves."""
-
-    def __init__(self, stage: str, child_run: StageRun):
-        self.stage, self.child_run, self.log = stage, child_run, get_run_logger()
-        self.artifact = create_progress_artifact(progress=0.0, key=stage.replace("_", "-"), description=f"Progress of {stage}")
-        self.shown = 0.0
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        kind = event.pop("event")
-        if kind == "message":
-            self.log.info("%s: %s", self.stage, event["message"])
-        elif kind == "progress":
-            self._show(event["done"], event["total"])
-        else:
-            step, last = int(event["step"]), int(event["max_steps"])
-            self.log.info("%s: %s", self.stage, line(event))
-            self.child_run.log(step, numbers({k: v for k, v in event.items() if k not in ("step", "max_steps", "num_epochs")}))
-            self._show(step, last)
-
-    def done(self) -> None:
-        """The bar is full: some stages have nothing to count."""
-        update_progress_artifact(self.artifact, progress=100.0)
-
-    def _show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self.shown >= 1:  # one API call a second at most
-            update_progress_artifact(self.artifact, progress=100.0 * done / max(total, 1))
-            self.shown = now
-
-
-def line(event: dict[str, Any]) -> str:
-    """`epoch 1/2 | step 100/500 | reward 0.45 | kl 0.023 | loss 1.234` of a log event, with what it has of these."""
-    parts = [f"epoch {max(1, math.ceil(event['epoch']))}/{math.ceil(event['num_epochs'])}"] if "num_epochs" in event else []
-    parts.append(f"step {event['step']}/{event['max_steps']}")
-    parts += [f"{name.removesuffix('_k3')} {event[name]:.4g}" for name in CURVES if isinstance(event.get(name), int | float)]
-    return " | ".join(parts)
 
 
 def _worth_retrying(state: State) -> bool:

@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from configs.errors import IntegrityError
-from tasks.core.artifacts import Checkpoints, canonical, fetch, find, publish, stage_key
+from tasks.core.artifacts import canonical, commit, condemn, fetch, find, publish, send, stage_key, verify
 from tasks.core.store import open_store
 
 
@@ -79,6 +79,59 @@ def test_missing_file_makes_an_artifact_damaged_and_names_it(store, tmp_path, ca
     assert "its file a is missing" in caplog.text
 
 
+def test_committed_folder_is_moved_and_found_whole(store, tmp_path):
+    made = folder(tmp_path, a="one")
+    manifest = commit(store, "sft/k", made, stage="sft", key="k")
+    assert (made.exists(), find(store, "sft/k").folder, (verify(store, "sft/k", manifest) / "a").read_text()) == (False, manifest.folder, "one")
+
+
+def test_what_was_committed_here_arrives_elsewhere_as_the_same_artifact(store, tmp_path):
+    elsewhere = open_store(f"file://{tmp_path / 'elsewhere'}")
+    manifest = commit(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    send(store, elsewhere, "sft/k", manifest)
+    assert find(elsewhere, "sft/k") == manifest
+
+
+def test_flipped_byte_of_a_committed_artifact_is_found_before_use(store, tmp_path):
+    manifest = commit(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    store.put_bytes(f"sft/k/{manifest.folder}/a", b"two")
+    with pytest.raises(IntegrityError, match=r"/a differs from its manifest$"):
+        verify(store, "sft/k", manifest)
+
+
+def test_condemned_artifact_is_not_found_again(store, tmp_path):
+    manifest = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    condemn(store, "sft/k", manifest)
+    assert find(store, "sft/k") is None
+
+
+def test_condemning_leaves_what_another_has_put_in_its_place(store, tmp_path):
+    damaged = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    mended = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    condemn(store, "sft/k", damaged)
+    assert find(store, "sft/k") == mended
+
+
+def test_bytes_that_were_damaged_on_their_way_are_read_again(store, tmp_path, monkeypatch):
+    publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
+    real, reads = store.get_file, []
+
+    def once_damaged(key, path):
+        real(key, path)
+        reads.append(key)
+        if len(reads) == 1:
+            path.write_text("oxe")
+
+    monkeypatch.setattr(store, "get_file", once_damaged)
+    assert ((fetch(store, "sft/k", find(store, "sft/k"), tmp_path / "back") / "a").read_text(), len(reads)) == ("one", 2)
+
+
+def test_links_are_no_part_of_an_artifact(store, tmp_path):
+    made = folder(tmp_path, a="one")
+    (made / "link").symlink_to("/etc/passwd")
+    assert [file.path for file in publish(store, "sft/k", made, stage="sft", key="k").files] == ["a"]
+
+
 def test_flipped_byte_is_found_before_use(store, tmp_path):
     manifest = publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
     store.put_bytes(f"sft/k/{manifest.folder}/a", b"two")
@@ -86,7 +139,7 @@ def test_flipped_byte_is_found_before_use(store, tmp_path):
         fetch(store, "sft/k", find(store, "sft/k"), tmp_path / "back")
 
 
-@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b"])
+@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b", "", "a\\..\\b"])
 def test_manifest_path_that_leaves_the_folder_is_refused(store, tmp_path, path):
     publish(store, "sft/k", folder(tmp_path, a="one"), stage="sft", key="k")
     manifest = manifest_of(store)
@@ -111,28 +164,3 @@ def test_manifest_of_another_key_is_not_used(store, tmp_path):
 def test_manifest_that_is_not_json_is_damaged(store):
     store.put_bytes("sft/k/manifest.json", b"{")
     assert find(store, "sft/k") is None
-
-
-def test_newest_checkpoint_is_taken_and_old_ones_are_pruned(store, tmp_path):
-    kept = Checkpoints(store, "sft", "k", keep=2)
-    for step in (2, 4, 10):
-        kept.save(step, folder(tmp_path, state=str(step)))
-    assert (kept.steps(), (kept.latest(tmp_path / "back") / "state").read_text()) == ([4, 10], "10")
-
-
-def test_damaged_checkpoint_is_reported_and_the_one_before_is_taken(store, tmp_path, caplog):
-    kept = Checkpoints(store, "sft", "k", keep=2)
-    for step in (2, 4):
-        kept.save(step, folder(tmp_path, state=str(step)))
-    attempt = manifest_of(store, "sft/k/checkpoints/step-4")["folder"]
-    store.put_bytes(f"sft/k/checkpoints/step-4/{attempt}/state", b"X")
-    with caplog.at_level(logging.WARNING):
-        assert (kept.latest(tmp_path / "back") / "state").read_text() == "2"
-    assert "taking the checkpoint before it" in caplog.text
-
-
-def test_cleared_checkpoints_leave_nothing(store, tmp_path):
-    kept = Checkpoints(store, "sft", "k", keep=2)
-    kept.save(2, folder(tmp_path, state="2"))
-    kept.clear()
-    assert store.list("sft/k/checkpoints") == {}

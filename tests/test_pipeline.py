@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.states import AwaitingRetry
 
 from tasks.core.store import open_store
+from tasks.turn import lock_name
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
@@ -119,6 +120,26 @@ def test_other_gates_redo_the_verdict_alone(rejected):
     assert [name for name, stage in rejected["stages"].items() if not stage["cached"]] == ["judge", "register"]
 
 
+def test_artifact_with_a_flipped_byte_is_named_and_its_stage_alone_is_redone(rejected, root):
+    store, prefix = open_store(root), f"evaluate_sft/{rejected['stages']['evaluate_sft']['key']}"
+    file = next(key for key in store.list(prefix) if key.endswith("/completions.jsonl"))
+    data = bytearray(store.get_bytes(file))
+    data[10] ^= 1
+    store.put_bytes(file, bytes(data))
+    code, out, err = ratchet(root, ("gates", {"reward": {"min": -50}}))
+    assert code == 0, err
+    assert [name for name, stage in json.loads(out)["stages"].items() if not stage["cached"]] == ["evaluate_sft", "judge", "register"]
+    assert f"{store.uri(file)} differs from its manifest: its stage is redone, all others are kept" in err
+
+
+def test_nothing_is_left_of_work_that_is_done(first, second, root):
+    locks = {lock_name(open_store(root), f"{name}/{stage['key']}") for name, stage in first["stages"].items()}
+    assert [key for key in open_store(root).list("") if "/checkpoints/" in key or key.endswith("/owner.json")] == []
+    assert list((Path(os.environ["RATCHET_HOME"]) / "work").rglob("manifest.json")) == []
+    with get_client(sync_client=True) as client:
+        assert locks & {limit.name for limit in client.read_global_concurrency_limits(limit=200, offset=0)} == set()
+
+
 def test_rejected_version_carries_its_verdict(rejected):
     found = mlflow.MlflowClient().get_model_version("pipeline", str(rejected["model"]["version"]))
     assert (found.tags["gate.status"], found.tags["gate.kl"].startswith("fail: kl is ")) == ("rejected", True)
@@ -153,7 +174,7 @@ def test_report_is_a_markdown_artifact_of_the_run(first):
     assert by_key["grpo"].data == 100.0
 
 
-def test_bad_data_ends_a_run_with_one_sentence_and_nothing_stored(stack, s3_root, tmp_path):
+def test_bad_data_ends_a_run_with_one_sentence_and_no_artifact(stack, s3_root, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n')
     done = subprocess.run(
@@ -163,7 +184,7 @@ def test_bad_data_ends_a_run_with_one_sentence_and_nothing_stored(stack, s3_root
     last = done.stderr.rstrip().splitlines()[-1]
     assert (done.returncode, "Traceback" in done.stderr, done.stdout) == (2, False, "")
     assert last.startswith("ratchet: ") and "answer" in last and "line 2" in last
-    assert open_store(s3_root).list("") == {}
+    assert [key for key in open_store(s3_root).list("") if not key.endswith("/owner.json") and not key.startswith("runs/")] == []
 
 
 def test_retry_of_a_failed_run_redoes_only_what_was_not_finished(stack, s3_root):

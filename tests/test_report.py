@@ -1,6 +1,6 @@
 from tasks.core import report
 from tasks.core.gates import GateResult, Verdict
-from tasks.stage import line
+from tasks.progress import line
 
 METRICS = {
     "base": {"accuracy": 0.0, "num_prompts": 256},

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from configs.schema import ComputeSection, ModelSection
-from tasks.core.artifacts import Checkpoints
+from tasks.core.checkpoints import Checkpoints
 from tasks.core.context import Context
 from tasks.core.models import build_base
 from tasks.core.store import open_store
@@ -53,7 +53,7 @@ def build(folder: Path, seed: int = 1, model: ModelSection = MODEL) -> tuple[Pat
 
 def checkpoints(folder: Path) -> Checkpoints:
     """Checkpoints of one stage in a plain directory."""
-    return Checkpoints(open_store(folder.as_uri()), "stage", "key", keep=10)
+    return Checkpoints(open_store(folder.as_uri()), folder.with_name(f"{folder.name}.disk"), "stage", "key", keep=10)
 
 
 def context(emit=lambda **event: None, checkpoints=None) -> Context:

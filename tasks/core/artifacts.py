@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import re
+import shutil
 import subprocess
 import uuid
 from collections.abc import Callable
@@ -20,10 +21,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from configs.errors import DataError, IntegrityError
-from tasks.core.store import Store
+from tasks.core.store import DirectoryStore, Store
 
 log = logging.getLogger("ratchet")
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
+# How often bytes that look wrong are read before they are believed to be stored so.
+READS = 4
 
 
 def canonical(value: Any) -> bytes:
@@ -54,7 +57,7 @@ class File(BaseModel):
     @field_validator("path")
     @classmethod
     def _stays_inside(cls, path: str) -> str:
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
+        if not path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
             raise ValueError(f"the path {path!r} leaves its folder")
         return path
 
@@ -106,12 +109,12 @@ def git_commit() -> str | None:
 
 def scan(folder: Path) -> list[File]:
     """The files under a folder, in order of their paths."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     return [File(path=p.relative_to(folder).as_posix(), size=p.stat().st_size, sha256=sha256(p)) for p in paths]
 
 
-def publish(store: Store, prefix: str, folder: Path, *, stage: str, key: str, inputs=None, section=None, metrics=None, seconds=0.0) -> Manifest:
-    """Uploads a folder under `prefix` as one artifact, the manifest last, and returns that manifest."""
+def describe(folder: Path, *, stage: str, key: str, inputs=None, section=None, metrics=None, seconds=0.0) -> Manifest:
+    """The manifest of what lies in a folder, for an attempt of its own."""
     manifest = Manifest(
         stage=stage,
         key=key,
@@ -126,87 +129,110 @@ def publish(store: Store, prefix: str, folder: Path, *, stage: str, key: str, in
         seconds=round(seconds, 3),
     )
     manifest.checksum = manifest.own_checksum()
-    for file in manifest.files:
-        store.put_file(folder / file.path, f"{prefix}/{manifest.folder}/{file.path}")
-    store.put_bytes(f"{prefix}/manifest.json", manifest.model_dump_json(indent=1).encode())
     return manifest
 
 
+def publish(store: Store, prefix: str, folder: Path, **described: Any) -> Manifest:
+    """Uploads a folder under `prefix` as one artifact, the manifest last, and returns that manifest; see `describe` for the rest."""
+    manifest = describe(folder, **described)
+    _upload(store, prefix, manifest, folder)
+    return manifest
+
+
+def commit(disk: DirectoryStore, prefix: str, folder: Path, **described: Any) -> Manifest:
+    """Moves a folder into a store on this disk as one artifact, the manifest last, and returns that manifest: nothing is copied."""
+    manifest = describe(folder, **described)
+    target = folder_on(disk, prefix, manifest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder, target)
+    disk.put_bytes(f"{prefix}/manifest.json", _encoded(manifest))
+    return manifest
+
+
+def send(disk: DirectoryStore, store: Store, prefix: str, manifest: Manifest) -> None:
+    """Uploads an artifact that was committed on this disk: the same one, again where an upload was cut off."""
+    _upload(store, prefix, manifest, folder_on(disk, prefix, manifest))
+
+
+def folder_on(disk: DirectoryStore, prefix: str, manifest: Manifest) -> Path:
+    """Where the files of an artifact on this disk lie."""
+    return disk.folder / prefix / manifest.folder
+
+
+def _upload(store: Store, prefix: str, manifest: Manifest, folder: Path) -> None:
+    for file in manifest.files:
+        store.put_file(folder / file.path, f"{prefix}/{manifest.folder}/{file.path}")
+    store.put_bytes(f"{prefix}/manifest.json", _encoded(manifest))
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    return manifest.model_dump_json(indent=1).encode()
+
+
 def find(store: Store, prefix: str) -> Manifest | None:
-    """The manifest under `prefix` if it can be read and every file it names is there in its size; None, with a warning where it is damaged, otherwise."""
-    data = store.get_bytes(f"{prefix}/manifest.json")
-    if data is None:
-        return None
+    """The manifest under `prefix` if it can be read and every file it names is there in its size; None, with a warning where it is damaged, otherwise.
+
+    What looks damaged is read again before that is believed: bytes can be lost on their way, too.
+    """
+    for _ in range(READS):
+        data = store.get_bytes(f"{prefix}/manifest.json")
+        if data is None:
+            return None
+        manifest, damage = _read(store, prefix, data)
+        if damage is None:
+            return manifest
+    log.warning("%s is not used: %s", store.uri(prefix), damage)
+    return None
+
+
+def _read(store: Store, prefix: str, data: bytes) -> tuple[Manifest | None, str | None]:
+    """(manifest, None), or (None, what is wrong with it)."""
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        log.warning("%s is damaged and is not used: %s", store.uri(f"{prefix}/manifest.json"), error.errors()[0]["msg"])
-        return None
+        return None, f"its manifest.json is damaged: {error.errors()[0]['msg']}"
     if manifest.checksum != manifest.own_checksum() or not prefix.startswith(f"{manifest.stage}/{manifest.key}"):
-        log.warning("%s was edited or belongs elsewhere and is not used", store.uri(f"{prefix}/manifest.json"))
-        return None
+        return None, "its manifest.json was edited or belongs elsewhere"
     stored = store.list(f"{prefix}/{manifest.folder}/")
     for file in manifest.files:
         size = stored.get(f"{prefix}/{manifest.folder}/{file.path}")
         if size != file.size:
-            found = "is missing" if size is None else f"has {size} bytes, not {file.size}"
-            log.warning("%s is not used: its file %s %s", store.uri(prefix), file.path, found)
-            return None
-    return manifest
+            return None, f"its file {file.path} {'is missing' if size is None else f'has {size} bytes, not {file.size}'}"
+    return manifest, None
 
 
 def fetch(store: Store, prefix: str, manifest: Manifest, folder: Path, only: Callable[[str], bool] = lambda path: True) -> Path:
-    """Downloads an artifact's files into `folder`, each checked against its SHA-256; raises IntegrityError at the first that differs."""
+    """Downloads an artifact's files into `folder`, each checked against its SHA-256; raises IntegrityError at the first that differs each time it is read."""
     for file in manifest.files:
-        if not only(file.path):
-            continue
-        source = f"{prefix}/{manifest.folder}/{file.path}"
-        try:
-            store.get_file(source, folder / file.path)
-        except DataError as error:
-            raise IntegrityError(f"{store.uri(source)} is named by its manifest and missing: run the stage again") from error
-        if sha256(folder / file.path) != file.sha256:
-            raise IntegrityError(f"{store.uri(source)} differs from its manifest: delete {store.uri(prefix)}/manifest.json and run again to redo the stage")
+        if only(file.path):
+            _download(store, f"{prefix}/{manifest.folder}/{file.path}", folder / file.path, file)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-class Checkpoints:
-    """Training checkpoints of one stage key, in the store, each an artifact of its own."""
+def _download(store: Store, source: str, path: Path, file: File) -> None:
+    for _ in range(READS):
+        try:
+            store.get_file(source, path)
+        except DataError as error:
+            raise IntegrityError(f"{store.uri(source)} is named by its manifest and missing") from error
+        if sha256(path) == file.sha256:
+            return
+        path.unlink()
+    raise IntegrityError(f"{store.uri(source)} differs from its manifest")
 
-    def __init__(self, store: Store, stage: str, key: str, keep: int):
-        self.store, self.stage, self.key, self.keep = store, stage, key, keep
-        self.prefix = f"{stage}/{key}/checkpoints"
 
-    def steps(self) -> list[int]:
-        """Steps that have a manifest, oldest first."""
-        names = [k.removeprefix(f"{self.prefix}/step-") for k in self.store.list(f"{self.prefix}/step-") if k.endswith("/manifest.json")]
-        return sorted(int(name.split("/")[0]) for name in names)
+def verify(disk: DirectoryStore, prefix: str, manifest: Manifest) -> Path:
+    """The folder of an artifact on this disk; raises IntegrityError at the first file whose SHA-256 differs."""
+    folder = folder_on(disk, prefix, manifest)
+    for file in manifest.files:
+        if sha256(folder / file.path) != file.sha256:
+            raise IntegrityError(f"{folder / file.path} differs from its manifest")
+    return folder
 
-    def save(self, step: int, folder: Path) -> None:
-        """Uploads a checkpoint folder and removes the oldest beyond `keep`."""
-        publish(self.store, f"{self.prefix}/step-{step}", folder, stage=self.stage, key=self.key)
-        for old in self.steps()[: -self.keep]:
-            self._remove(f"{self.prefix}/step-{old}/")
 
-    def latest(self, folder: Path) -> Path | None:
-        """Downloads the newest whole checkpoint to `folder/checkpoint-N`; a damaged one is reported and the one before it is taken."""
-        for step in reversed(self.steps()):
-            prefix = f"{self.prefix}/step-{step}"
-            manifest = find(self.store, prefix)
-            if manifest is None:
-                continue
-            try:
-                return fetch(self.store, prefix, manifest, folder / f"checkpoint-{step}")
-            except IntegrityError as error:
-                log.warning("%s; taking the checkpoint before it", error)
-        return None
-
-    def clear(self) -> None:
-        """Removes all checkpoints: the stage's artifact is there."""
-        self._remove(f"{self.prefix}/")
-
-    def _remove(self, prefix: str) -> None:
-        keys = list(self.store.list(prefix))
-        # Manifests first: a half-removed checkpoint must not look whole.
-        self.store.delete(sorted(keys, key=lambda k: not k.endswith("/manifest.json")))
+def condemn(store: Store, prefix: str, manifest: Manifest) -> None:
+    """Takes a damaged artifact out of use, so that its stage is redone; one that another has put in its place meanwhile stays."""
+    now = find(store, prefix)
+    if now is None or now.folder == manifest.folder:
+        store.delete([f"{prefix}/manifest.json"])

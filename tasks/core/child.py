@@ -1,6 +1,7 @@
 """The child side of a stage: `python -m tasks.core.child REQUEST` does the work that a request names and writes `result.json`."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, RatchetError, StageFailed
-from tasks.core.artifacts import Checkpoints
+from tasks.core.checkpoints import Checkpoints
 from tasks.core.context import Context, emit
 
 
@@ -82,12 +83,33 @@ def work_on(request: dict[str, Any]) -> dict[str, Any]:
         from tasks.core.store import open_store
 
         kept = request["checkpoints"]
-        context.checkpoints = Checkpoints(open_store(kept["root"]), request["stage"], kept["key"], kept["keep"])
+        context.checkpoints = Checkpoints(open_store(kept["root"]), Path(kept["disk"]), request["stage"], kept["key"], kept["keep"])
     out = Path(request["work"]) / "out"
     out.mkdir(exist_ok=True)
     if _is_main():
+        logging.getLogger("ratchet").addHandler(_Reported(context))
         context.emit(event="message", message=f"started as process {os.getpid()}", pid=os.getpid())
     return STAGES[request["stage"]](request, context, out)
+
+
+class _Reported(logging.Handler):
+    """Warnings of ours reach the user as events: the child's own output is kept only when it fails."""
+
+    def __init__(self, context: Context):
+        super().__init__(logging.WARNING)
+        self.context = context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.context.emit(event="message", message=record.getMessage(), level="warning")
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came: what is under way ends, and a checkpoint that is on its way may arrive."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Terminated(128 + number)
 
 
 def _is_main() -> bool:
@@ -101,6 +123,7 @@ def main(arguments: list[str]) -> int:
     request = json.loads(path.read_text())
     # A rank's parent is the launcher, which dies with the task process; by now either may be gone already.
     threading.Thread(target=_die_with_parent, args=(os.getppid() if rank else request["parent"],), daemon=True).start()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         if rank and int(os.environ.get("WORLD_SIZE", "1")) != request["processes"]:
             raise StageFailed(f"{request['processes']} processes were asked for and {os.environ.get('WORLD_SIZE', '1')} started")
@@ -109,6 +132,10 @@ def main(arguments: list[str]) -> int:
         result = {"metrics": work_on(request)}
     except RatchetError as error:
         result = {"error": type(error).__name__, "message": str(error)}
+    except _Terminated:
+        # Ended by the signal, as whoever waits for this process must see it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     if _is_main():
         part = path.with_name("result.part")
         part.write_text(json.dumps(result))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.artifacts import Checkpoints
+from tasks.core.checkpoints import Checkpoints
 
 
 @dataclass
@@ -15,6 +15,11 @@ class Context:
 
     emit: Callable[..., None]
     checkpoints: Checkpoints | None = None
+
+    @property
+    def upload_wait_seconds(self) -> float:
+        """Seconds for which the stage has waited for uploads of checkpoints."""
+        return self.checkpoints.waited if self.checkpoints else 0.0
 
 
 def emit(path: Path, **event: Any) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 from configs import rules
 from configs.errors import ConfigError
 from configs.schema import ComputeSection, GRPOSection, ModelSection
-from tasks.core import models, trainer
+from tasks.core import loop, models, trainer
 from tasks.core.context import Context
 
 
 def train(section: GRPOSection, model: ModelSection, compute: ComputeSection, seed: int, sft: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:
     """Trains the SFT model by its rewards and writes the `grpo` artifact to `out`.
 
-    `sft` and `data` are artifacts. Returns {"loss", "reward", "kl_k3", "steps", "seconds"}, each curve as its mean over the last tenth of
-    the steps; `kl_k3` is TRL's estimate on training rollouts, in nats per token, and is missing where `kl_coef` is 0.
+    `sft` and `data` are artifacts. Returns {"loss", "reward", "kl_k3", "steps", "seconds", "upload_wait_seconds"}, each curve as its mean over the last tenth
+    of the steps; `kl_k3` is TRL's estimate on training rollouts, in nats per token, and is missing where `kl_coef` is 0.
     Raises ConfigError, DataError or ModelError for bad input.
     """
     from tasks.core.registry import write_mlmodel
@@ -23,13 +23,18 @@ def train(section: GRPOSection, model: ModelSection, compute: ComputeSection, se
     started = time.monotonic()
     source, work = sft / "model", out.with_name(f"{out.name}.training")
     grpo = build(section, model, compute, seed, source, data, work, context)
-    history = trainer.run(grpo, context, work)
+    history = loop.run(grpo, context, work)
     trainer.save(grpo, history, source, model, out)
     if grpo.is_world_process_zero():
         write_mlmodel(out / "model")
     trainer.clear(grpo, work)
-    curves = {name: trainer.last_tenth(history, name) for name in ("loss", "reward", "kl_k3")}
-    return {**{name: value for name, value in curves.items() if value is not None}, "steps": grpo.state.global_step, "seconds": time.monotonic() - started}
+    curves = {name: loop.last_tenth(history, name) for name in ("loss", "reward", "kl_k3")}
+    return {
+        **{name: value for name, value in curves.items() if value is not None},
+        "steps": grpo.state.global_step,
+        "seconds": time.monotonic() - started,
+        "upload_wait_seconds": context.upload_wait_seconds,
+    }
 
 
 def build(section: GRPOSection, model: ModelSection, compute: ComputeSection, seed: int, source: Path, data: Path, work: Path, context: Context) -> Any:

@@ -6,6 +6,7 @@ A child has a session of its own, reads nothing, writes its output to a file, an
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from configs.errors import StageFailed, StageKilled, by_name
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10
+PROGRESS_BAR = re.compile(r"\d+%\|")
 
 
 def run_child(request: dict[str, Any], work: Path, on_event: Callable[[dict[str, Any]], None], processes: int = 1) -> dict[str, Any]:
@@ -84,13 +86,19 @@ def _end_group(child: subprocess.Popen) -> None:
     child.wait()
 
 
+def _last_lines(log: Path, most: int = 20) -> list[str]:
+    """What a child has said last, without progress bars."""
+    lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+    return [line for line in lines if line.strip() and not PROGRESS_BAR.search(line)][-most:]
+
+
 def _outcome(code: int, stage: str, work: Path) -> dict[str, Any]:
     result = json.loads((work / "result.json").read_text()) if (work / "result.json").exists() else {}
     if "error" in result:
         raise by_name(result["error"])(result["message"])
     if code == 0 and "metrics" in result:
         return result["metrics"]
-    tail = "\n".join((work / "child.log").read_text(errors="replace").splitlines()[-20:])
+    tail = "\n".join(_last_lines(work / "child.log"))
     if code < 0:
         name = signal.Signals(-code).name
         hint = " (the kernel does this when memory runs out: lower batch_size, num_generations or max_new_tokens)" if name == "SIGKILL" else ""

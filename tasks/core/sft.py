@@ -7,22 +7,27 @@ from typing import Any
 from configs import rules
 from configs.errors import ConfigError, DataError
 from configs.schema import ComputeSection, ModelSection, SFTSection
-from tasks.core import models, trainer
+from tasks.core import loop, models, trainer
 from tasks.core.context import Context
 
 
 def train(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, base: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:
     """Fine-tunes the base model and writes the `sft` artifact to `out`.
 
-    `base` and `data` are artifacts. Returns {"loss", "steps", "seconds"}. Raises ConfigError, DataError or ModelError for bad input.
+    `base` and `data` are artifacts. Returns {"loss", "steps", "seconds", "upload_wait_seconds"}. Raises ConfigError, DataError or ModelError for bad input.
     """
     started = time.monotonic()
     source, work = models.locate(model, base), out.with_name(f"{out.name}.training")
     sft = build(section, model, compute, seed, source, data, work, context)
-    history = trainer.run(sft, context, work)
+    history = loop.run(sft, context, work)
     trainer.save(sft, history, source, model, out)
     trainer.clear(sft, work)
-    return {"loss": trainer.last_tenth(history, "loss"), "steps": sft.state.global_step, "seconds": time.monotonic() - started}
+    return {
+        "loss": loop.last_tenth(history, "loss"),
+        "steps": sft.state.global_step,
+        "seconds": time.monotonic() - started,
+        "upload_wait_seconds": context.upload_wait_seconds,
+    }
 
 
 def build(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, source: str, data: Path, work: Path, context: Context) -> Any:

@@ -95,7 +95,7 @@ class DirectoryStore:
         # Walk from the deepest folder that the prefix names, not from the root.
         start = self.folder / prefix.rpartition("/")[0]
         with self._translated():
-            files = [p for p in start.rglob("*") if p.is_file() and not p.name.startswith(".part-")]
+            files = [p for p in start.rglob("*") if p.is_file() and not p.is_symlink() and not p.name.startswith(".part-")]
             sizes = {p.relative_to(self.folder).as_posix(): p.stat().st_size for p in files}
         return {k: sizes[k] for k in sorted(sizes) if k.startswith(prefix)}
 

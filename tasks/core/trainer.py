@@ -1,4 +1,4 @@
-"""What SFT and GRPO share: our fields as TRL's, log events, checkpoints, and how the trained model is saved."""
+"""What SFT and GRPO share: our fields as TRL's, rows, and how the trained model is saved."""
 
 import json
 import math
@@ -13,13 +13,8 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.schema import ComputeSection, ModelSection, Training
 from tasks.core import models
-from tasks.core.context import Context
 
 SCALE_REWARDS = {"mean": "none", "group_std": "group", "batch_std": "batch"}
-# TRL's names in our reports. TRL's `kl` is the k3 estimate, which must not be taken for the KL that evaluation measures.
-RENAMED = {"kl": "kl_k3"}
-# Not in history.jsonl: clocks, which differ between equal runs, and sums that TRL starts again at 0 when it resumes.
-VOLATILE = {"step_time", "num_tokens", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}
 
 
 # ---------------------------------------------------------------- the configuration as TRL's
@@ -166,80 +161,6 @@ def sample(rows: list[Any], most: int | None, seed: int) -> list[Any]:
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
     return [rows[i] for i in order[:most]]
-
-
-# ---------------------------------------------------------------- the run
-
-
-def run(trainer: Any, context: Context, work: Path) -> list[dict[str, Any]]:
-    """Trains, from the newest checkpoint where there is one; returns the history, one row per log step. Every rank calls it."""
-    from accelerate.utils import broadcast_object_list
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_reporter(trainer.accelerator, context))
-    found: list[str | None] = [None]
-    if context.checkpoints is not None and trainer.is_world_process_zero():
-        latest = context.checkpoints.latest(work / "resume")
-        found = [None if latest is None else str(latest)]
-        if latest is not None:
-            context.emit(event="message", message=f"going on from the checkpoint of step {latest.name.removeprefix('checkpoint-')}")
-    if trainer.accelerator.num_processes > 1:
-        broadcast_object_list(found)
-    trainer.train(resume_from_checkpoint=found[0])
-    return [row for row in map(history_row, trainer.state.log_history) if len(row) > 2]
-
-
-def _reporter(accelerator: Any, context: Context) -> Any:
-    """A callback that emits an event per log step and hands checkpoints over."""
-    from transformers import TrainerCallback
-
-    class Reporter(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **_):
-            if state.is_world_process_zero and logs and "train_runtime" not in logs:
-                values = {k: v for k, v in _ours(logs).items() if k != "epoch"}
-                epochs = {"epoch": state.epoch, "num_epochs": state.num_train_epochs}
-                context.emit(event="log", step=state.global_step, max_steps=state.max_steps, **epochs, **values)
-
-        def on_step_end(self, args, state, control, **_):
-            # No checkpoint at the end, where transformers makes one: resumed from it, it would train one step too many.
-            if state.global_step >= state.max_steps:
-                control.should_save = False
-
-        def on_save(self, args, state, control, **_):
-            # Each rank writes its own random state into the folder: hand it over when all have.
-            accelerator.wait_for_everyone()
-            if context.checkpoints is not None and state.is_world_process_zero:
-                context.checkpoints.save(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
-            accelerator.wait_for_everyone()
-
-    return Reporter()
-
-
-def history_row(logs: dict[str, Any]) -> dict[str, Any]:
-    """One log entry of TRL under our names, without what differs between equal runs."""
-    return {name: value for name, value in _ours(logs).items() if name not in VOLATILE}
-
-
-def _ours(logs: dict[str, Any]) -> dict[str, Any]:
-    row = {}
-    for name, value in logs.items():
-        if name.startswith("rewards/"):
-            if not name.endswith("/mean"):
-                continue
-            name = name.removesuffix("/mean")
-        # JSON has no NaN: a value that is not a number is no value.
-        row[RENAMED.get(name, name)] = None if isinstance(value, float) and not math.isfinite(value) else value
-    return row
-
-
-def last_tenth(history: list[dict[str, Any]], name: str) -> float | None:
-    """Mean of a metric over the log steps of the last tenth of the training, at least the last one; None where it was never logged."""
-    rows = [row for row in history if row.get(name) is not None]
-    if not rows:
-        return None
-    late = [row[name] for row in rows if row["step"] > 0.9 * history[-1]["step"]] or [rows[-1][name]]
-    return sum(late) / len(late)
 
 
 # ---------------------------------------------------------------- what is saved
