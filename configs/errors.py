@@ -4,9 +4,11 @@ RatchetError                 exit code 1
 ├── BadInput                 exit code 2, never retried: the user must change something
 │   ├── ConfigError          a field of the run configuration
 │   ├── DataError            a row, column or file of the data set
-│   └── ModelError           a model that is not one, or cannot be used as asked
+│   ├── ModelError           a model that is not one, or cannot be used as asked
+│   └── StorageRefused       the S3-compatible store answers that it will not: credentials, permissions, no such bucket
 ├── Unavailable              exit code 2, retried: a service that does not answer
 │   ├── StorageUnavailable   the S3-compatible store
+│   ├── DiskFull             this machine's disk
 │   ├── TrackingUnavailable  the MLflow server
 │   └── StackError           the embedded stack: a port that is taken, a service that does not come up
 ├── IntegrityError           exit code 1: stored bytes that are not what their manifest says
@@ -40,6 +42,10 @@ class ModelError(BadInput):
     """A model that is not one, or cannot be used as asked."""
 
 
+class StorageRefused(BadInput):
+    """The S3-compatible store answers and will not do it: wrong credentials, no permission, no such bucket."""
+
+
 class Unavailable(RatchetError):
     """A service that does not answer; worth another try."""
 
@@ -48,7 +54,11 @@ class Unavailable(RatchetError):
 
 
 class StorageUnavailable(Unavailable):
-    """The S3-compatible store does not answer or refuses."""
+    """The S3-compatible store does not answer, or answers that it cannot now."""
+
+
+class DiskFull(Unavailable):
+    """This machine's disk has no room left; worth another try when its owner has made some."""
 
 
 class TrackingUnavailable(Unavailable):

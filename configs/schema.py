@@ -237,6 +237,7 @@ class StorageSection(Section):
     """Where artifacts lie."""
 
     root: str | None = Field(None, pattern=r"^(s3|file)://.+", description="s3://bucket/prefix or file:///folder; none means the environment's RATCHET_STORE.")
+    timeout_seconds: float = no_key(60.0, "Seconds that one request to S3 may stay without an answer before it is sent again.", ge=0.1)
 
 
 class TrackingSection(Section):

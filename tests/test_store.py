@@ -1,6 +1,6 @@
 import pytest
 
-from configs.errors import ConfigError, DataError, StorageUnavailable
+from configs.errors import ConfigError, DataError, StorageRefused, StorageUnavailable
 from tasks.core.store import open_store
 
 
@@ -79,7 +79,7 @@ def test_endpoint_that_does_not_answer_is_one_sentence(stack, monkeypatch):
 
 def test_wrong_credentials_are_one_sentence(stack, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(StorageUnavailable, match="check AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+    with pytest.raises(StorageRefused, match="check AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         open_store("s3://ratchet").check()
 
 

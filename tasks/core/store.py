@@ -1,25 +1,31 @@
-"""The object store: `s3://bucket/prefix` with any endpoint, or `file:///folder` with the same semantics. The only file that knows S3."""
+"""The object store: `file:///folder`, or `s3://bucket/prefix` with any endpoint and the same semantics (s3.py, the only file that knows S3)."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from configs.errors import ConfigError, DataError, StorageUnavailable
+from configs.errors import ConfigError, DataError, DiskFull, StorageUnavailable
 
 
 class Store(Protocol):
-    """Objects under one root. Keys are relative to it, with `/` between parts. Every method raises StorageUnavailable when the store does not answer."""
+    """Objects under one root. Keys are relative to it, with `/` between parts.
+
+    Every method raises StorageUnavailable when the store does not answer after all retries, StorageRefused when it answers that it will not, and
+    DiskFull when this machine's disk is full.
+    """
 
     root: str
 
     def check(self) -> None:
-        """Raises StorageUnavailable, in one sentence, unless the store can be used; makes the bucket or folder where it is missing."""
+        """Raises StorageUnavailable or StorageRefused, soon and in one sentence, unless the store can be used; makes a missing bucket or folder."""
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Keys that start with `prefix`, in order, with their sizes in bytes."""
@@ -31,7 +37,7 @@ class Store(Protocol):
         """Writes an object in one piece: readers see the old bytes or the new ones."""
 
     def get_file(self, key: str, path: Path) -> None:
-        """Downloads an object; raises DataError where there is no such object."""
+        """Downloads an object, whole or not at all; raises DataError where there is no such object."""
 
     def put_file(self, path: Path, key: str) -> None:
         """Uploads a file, in parts where it is large."""
@@ -54,12 +60,15 @@ def resolve_root(root: str | None) -> str:
     return root.rstrip("/")
 
 
-def open_store(root: str | None = None) -> Store:
-    """The store at `root`. Raises ConfigError for an address of another form."""
+def open_store(root: str | None = None, timeout_seconds: float = 60) -> Store:
+    """The store at `root`; one of S3 waits `timeout_seconds` for an answer before it asks again. Raises ConfigError for an address of another form."""
     root = resolve_root(root)
     scheme, _, rest = root.partition("://")
     if scheme == "s3" and rest.split("/")[0]:
-        return S3Store(root)
+        # Here, so that a folder does not need the S3 client.
+        from tasks.core.s3 import S3Store
+
+        return S3Store(root, timeout_seconds)
     if scheme == "file" and rest.startswith("/"):
         return DirectoryStore(root)
     raise ConfigError(f"storage.root is {root!r} and must be s3://bucket/prefix or file:///absolute/folder")
@@ -68,6 +77,34 @@ def open_store(root: str | None = None) -> Store:
 def folder_of(uri: str) -> Path:
     """The folder that a file:// address names."""
     return Path(unquote(uri.removeprefix("file://")))
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Raises DiskFull where the disk, or its user's quota, is used up while `path` is being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = next(p for p in path.absolute().parents if p.exists())
+        raise DiskFull(
+            f"the disk of {folder} is full ({error.strerror}; {shutil.disk_usage(folder).free:,} bytes free) and {path.name} could not be written: "
+            "free space there, then press Retry: what was finished is kept"
+        ) from error
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A path to write to, renamed to `path` when it is whole and removed when it is not. Raises DiskFull."""
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.parent / f".part-{uuid.uuid4().hex}"
+        try:
+            yield part
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 class DirectoryStore:
@@ -88,7 +125,8 @@ class DirectoryStore:
         with self._translated():
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
+            with disk(probe):
+                probe.touch()
             probe.unlink()
 
     def list(self, prefix: str = "") -> dict[str, int]:
@@ -107,130 +145,25 @@ class DirectoryStore:
                 return None
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        with self._translated(), self._appearing(key) as part:
+        with self._translated(), appearing(self.folder / key) as part:
             part.write_bytes(data)
 
     def get_file(self, key: str, path: Path) -> None:
         with self._translated():
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self.folder / key, path)
+                with appearing(path) as part:
+                    shutil.copyfile(self.folder / key, part)
             except FileNotFoundError:
                 raise DataError(f"{self.uri(key)} does not exist: check the address") from None
 
     def put_file(self, path: Path, key: str) -> None:
-        with self._translated(), self._appearing(key) as part:
+        with self._translated(), appearing(self.folder / key) as part:
             shutil.copyfile(path, part)
-
-    @contextmanager
-    def _appearing(self, key: str):
-        """A path to write to, renamed to the object's when it is whole."""
-        target = self.folder / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.parent / f".part-{uuid.uuid4().hex}"
-        try:
-            yield part
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
 
     def delete(self, keys: list[str]) -> None:
         with self._translated():
             for key in keys:
                 (self.folder / key).unlink(missing_ok=True)
-
-    def uri(self, key: str) -> str:
-        return f"{self.root}/{key}"
-
-
-class S3Store:
-    """A bucket of an S3-compatible store; endpoint, region and credentials come from the environment, as boto3 reads them."""
-
-    def __init__(self, root: str):
-        import boto3
-        from botocore.config import Config
-
-        self.root = root
-        self.bucket, _, prefix = root.removeprefix("s3://").partition("/")
-        self.prefix = f"{prefix}/" if prefix else ""
-        # Path addressing: compatible stores on an address of their own have no bucket host names.
-        embedded = bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
-        config = Config(
-            retries={"max_attempts": 5, "mode": "standard"},
-            connect_timeout=5,
-            read_timeout=60,
-            s3={"addressing_style": "path" if embedded else "auto"},
-        )
-        self.client = boto3.session.Session().client("s3", config=config)
-
-    @contextmanager
-    def _translated(self):
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except (BotoCoreError, ClientError, Boto3Error) as error:
-            where = self.client.meta.endpoint_url
-            raise StorageUnavailable(
-                f"storage.root is {self.root} and the S3 store at {where} does not serve it ({error}): start it (`ratchet up`), "
-                "or check AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            ) from error
-
-    def check(self) -> None:
-        from botocore.exceptions import ClientError
-
-        with self._translated():
-            try:
-                self.client.head_bucket(Bucket=self.bucket)
-            except ClientError as error:
-                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
-                    raise
-                region = self.client.meta.region_name
-                where = {} if region in (None, "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-                self.client.create_bucket(Bucket=self.bucket, **where)
-
-    def list(self, prefix: str = "") -> dict[str, int]:
-        with self._translated():
-            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
-            return {o["Key"].removeprefix(self.prefix): o["Size"] for page in pages for o in page.get("Contents", [])}
-
-    def get_bytes(self, key: str) -> bytes | None:
-        from botocore.exceptions import ClientError
-
-        with self._translated():
-            try:
-                return self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
-            except ClientError as error:
-                if error.response["Error"]["Code"] in ("NoSuchKey", "NoSuchBucket", "404"):
-                    return None
-                raise
-
-    def put_bytes(self, key: str, data: bytes) -> None:
-        with self._translated():
-            self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
-
-    def get_file(self, key: str, path: Path) -> None:
-        from botocore.exceptions import ClientError
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self._translated():
-            try:
-                self.client.download_file(self.bucket, self.prefix + key, str(path))
-            except ClientError as error:
-                if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NoSuchBucket"):
-                    raise DataError(f"{self.uri(key)} does not exist: check the address") from None
-                raise
-
-    def put_file(self, path: Path, key: str) -> None:
-        with self._translated():
-            self.client.upload_file(str(path), self.bucket, self.prefix + key)
-
-    def delete(self, keys: list[str]) -> None:
-        with self._translated():
-            for start in range(0, len(keys), 1000):
-                batch = [{"Key": self.prefix + key} for key in keys[start : start + 1000]]
-                self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
 
     def uri(self, key: str) -> str:
         return f"{self.root}/{key}"
