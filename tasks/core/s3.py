@@ -1,7 +1,7 @@
 """A bucket of an S3-compatible store. The only file that knows S3, what its errors mean, and which of them pass.
 
 botocore sends a single request, or a part of a large file, again at once and a few times. The layer here does a whole operation again, later and more
-patiently: it also covers what botocore does not send again, bodies that were cut off and bytes that were damaged on their way up.
+patiently, and also where an answer was cut off.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ CONNECT_TIMEOUT = 5  # seconds
 REQUEST_ATTEMPTS = 5  # botocore's own, per request
 
 NO_OBJECT = ("NoSuchKey", "404")
-PASSING_CODES = {
+DAMAGED_CODES = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}  # on the way up
+PASSING_CODES = DAMAGED_CODES | {
     # The store is busy, or an error within a 200.
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "InternalError", "ServiceUnavailable", "RequestTimeout"),
-    # Bytes that were damaged or cut off on their way up.
-    *("BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"),
     # Another writer, or an earlier try of ours whose answer was lost, came in between.
     *("OperationAborted", "NoSuchUpload", "PreconditionFailed"),
 }
@@ -82,6 +81,7 @@ class S3Store:
         self.client = boto3.session.Session().client("s3", config=config)
         for operation in ("PutObject", "UploadPart"):
             self.client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
+            self.client.meta.events.register(f"needs-retry.s3.{operation}", _send_again_if_damaged)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -180,6 +180,12 @@ class S3Store:
 
     def uri(self, key: str) -> str:
         return f"{self.root}/{key}"
+
+
+def _send_again_if_damaged(response: tuple | None, attempts: int, **_) -> float | None:
+    """botocore's question whether to send a request again, and after how many seconds: one damaged part must not cost a whole large file."""
+    damaged = response is not None and response[1].get("Error", {}).get("Code") in DAMAGED_CODES
+    return 0.1 * attempts if damaged and attempts < REQUEST_ATTEMPTS else None
 
 
 def _code(error: ClientError) -> str | None:
