@@ -37,14 +37,14 @@ def configure(preset: str | None, config: RunConfig | dict | None, overrides: di
 @task(name="begin", task_run_name="begin", **RETRIES)
 def begin(cfg: RunConfig) -> Run:
     """Opens the store and MLflow, which must answer, and the parent run; a Retry of the same flow run goes on in the same one."""
-    store = open_store(cfg.storage.root)
+    store = open_store(cfg.storage.root, cfg.storage.timeout_seconds)
     store.check()
     mlflow = tracking.connect(cfg.tracking)
     tags = {"ratchet.store": store.root, "ratchet.prefect": flow_run.ui_url or str(flow_run.id)}
     parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
     work = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "work"
     sweep(work)
-    return Run(str(flow_run.id), store, mlflow, parent, work)
+    return Run(str(flow_run.id), store, mlflow, parent, work, cfg.storage.timeout_seconds)
 
 
 class Stages:

@@ -25,6 +25,7 @@ from tasks.core.checkpoints import Checkpoints
 from tasks.core.curves import StageRun
 from tasks.core.launch import run_child
 from tasks.core.store import DirectoryStore, Store
+from tasks.core.store import disk as disk_of
 from tasks.core.tracking import Tracking
 from tasks.progress import Progress, numbers
 from tasks.turn import turn
@@ -70,6 +71,7 @@ class Run:
     tracking: Tracking
     parent: str
     work: Path
+    timeout_seconds: float
     touched: list[str] = field(default_factory=list)
 
     @property
@@ -217,8 +219,9 @@ def _kept(disk: DirectoryStore, prefix: str) -> artifacts.Manifest | None:
 def _make(run: Run, stage: Stage, disk: DirectoryStore, child_run: StageRun) -> artifacts.Manifest:
     """Does the work in a folder of its own and commits the result on this disk."""
     began = time.monotonic()
-    run.work.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{stage.name}-", dir=run.work))
+    with disk_of(run.work / stage.name):
+        run.work.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{stage.name}-", dir=run.work))
     try:
         out = work / "out"
         if stage.make:
@@ -228,7 +231,8 @@ def _make(run: Run, stage: Stage, disk: DirectoryStore, child_run: StageRun) -> 
             inputs = {name: fetch(run, a, work / "inputs" / name) for name, a in stage.inputs.items()}
             request = {**stage.request, "stage": stage.name, "inputs": {n: str(p) for n, p in inputs.items()}}
             if stage.keep_checkpoints:
-                request["checkpoints"] = {"root": run.store.root, "disk": str(run.disk), "key": stage.key, "keep": stage.keep_checkpoints}
+                request["checkpoints"] = {"root": run.store.root, "timeout_seconds": run.timeout_seconds, "disk": str(run.disk)}
+                request["checkpoints"] |= {"key": stage.key, "keep": stage.keep_checkpoints}
             progress = Progress(stage.name, child_run)
             metrics = run_child(request, work, progress, stage.processes)
             progress.done()

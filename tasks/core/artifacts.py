@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from configs.errors import DataError, IntegrityError
 from tasks.core.store import DirectoryStore, Store
+from tasks.core.store import disk as writing
 
 log = logging.getLogger("ratchet")
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
@@ -140,11 +141,12 @@ def publish(store: Store, prefix: str, folder: Path, **described: Any) -> Manife
 
 
 def commit(disk: DirectoryStore, prefix: str, folder: Path, **described: Any) -> Manifest:
-    """Moves a folder into a store on this disk as one artifact, the manifest last, and returns that manifest: nothing is copied."""
+    """Moves a folder into a store on this disk as one artifact, the manifest last, and returns that manifest: nothing is copied. Raises DiskFull."""
     manifest = describe(folder, **described)
     target = folder_on(disk, prefix, manifest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(folder, target)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, target)
     disk.put_bytes(f"{prefix}/manifest.json", _encoded(manifest))
     return manifest
 

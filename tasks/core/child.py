@@ -1,8 +1,10 @@
 """The child side of a stage: `python -m tasks.core.child REQUEST` does the work that a request names and writes `result.json`."""
 
+import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 
 from configs.errors import ConfigError, RatchetError, StageFailed
 from tasks.core.checkpoints import Checkpoints
-from tasks.core.context import Context, emit
+from tasks.core.context import FULL_DISK, Context, emit
 
 
 def _data(r: dict, context: Context, out: Path) -> dict:
@@ -83,7 +85,7 @@ def work_on(request: dict[str, Any]) -> dict[str, Any]:
         from tasks.core.store import open_store
 
         kept = request["checkpoints"]
-        context.checkpoints = Checkpoints(open_store(kept["root"]), Path(kept["disk"]), request["stage"], kept["key"], kept["keep"])
+        context.checkpoints = Checkpoints(open_store(kept["root"], kept["timeout_seconds"]), Path(kept["disk"]), request["stage"], kept["key"], kept["keep"])
     out = Path(request["work"]) / "out"
     out.mkdir(exist_ok=True)
     if _is_main():
@@ -132,6 +134,11 @@ def main(arguments: list[str]) -> int:
         result = {"metrics": work_on(request)}
     except RatchetError as error:
         result = {"error": type(error).__name__, "message": str(error)}
+    except Exception as error:
+        if not _disk_is_full(error, path.parent):
+            raise
+        # There is no room for a result either: the parent knows this code.
+        return FULL_DISK
     except _Terminated:
         # Ended by the signal, as whoever waits for this process must see it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -141,6 +148,15 @@ def main(arguments: list[str]) -> int:
         part.write_text(json.dumps(result))
         part.replace(path.with_name("result.json"))
     return 0 if "metrics" in result else 3
+
+
+def _disk_is_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether this is what an error comes from: each library says it in its own way."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return shutil.disk_usage(folder).free < 2**20
 
 
 def _ranks(request: dict[str, Any], path: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """What a stage may use beside its arguments: a way to report, and a place for checkpoints."""
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.checkpoints import Checkpoints
+
+# The exit code of a child that found the disk full.
+FULL_DISK = errno.ENOSPC
 
 
 @dataclass

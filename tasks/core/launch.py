@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import StageFailed, StageKilled, by_name
+from tasks.core.context import FULL_DISK
+from tasks.core.store import disk
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10
@@ -26,10 +28,11 @@ def run_child(request: dict[str, Any], work: Path, on_event: Callable[[dict[str,
     """Runs one stage in a child process and returns its metrics.
 
     `request` names the stage and carries its arguments (see tasks/core/child.py); `work` is an empty folder for the request, the log and the result.
-    `on_event` gets every event while the child runs. Raises what the child raised, StageKilled when a signal ended it, StageFailed otherwise.
+    `on_event` gets every event while the child runs. Raises what the child raised, DiskFull, StageKilled when a signal ended it, StageFailed otherwise.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    (work / "request.json").write_text(json.dumps({**request, "processes": processes, "work": str(work), "parent": os.getpid()}))
+    with disk(work / "request.json"):
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "request.json").write_text(json.dumps({**request, "processes": processes, "work": str(work), "parent": os.getpid()}))
     command = [sys.executable, "-m", "tasks.core.child", str(work / "request.json")]
     with (work / "child.log").open("wb") as output:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=child_environment())
@@ -98,6 +101,9 @@ def _outcome(code: int, stage: str, work: Path) -> dict[str, Any]:
         raise by_name(result["error"])(result["message"])
     if code == 0 and "metrics" in result:
         return result["metrics"]
+    if code == FULL_DISK:
+        with disk(work / f"the result of stage {stage}"):
+            raise OSError(code, os.strerror(code))
     tail = "\n".join(_last_lines(work / "child.log"))
     if code < 0:
         name = signal.Signals(-code).name
