@@ -85,6 +85,21 @@ def check(config: Config, overrides: Overrides = None) -> None:
         typer.echo(row)
 
 
+@app.command()
+def gc(
+    root: Annotated[str | None, typer.Option(help="Root of the store; RATCHET_STORE by default.")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it.")] = False,
+    checkpoints_older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, help="Count older checkpoints of unfinished stages too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Lists, and with --delete removes, what no live run, registered version or kept checkpoint refers to."""
+    _use_stack()
+    from flows import gc as collector
+    from tasks.core.store import open_store
+
+    collector.collect(open_store(root), delete, checkpoints_older_than, as_json, say=typer.echo)
+
+
 def _use_stack() -> None:
     """Points this process at the embedded stack, where it was started here and the environment names no other. Before Prefect is imported."""
     from deployments.local import settings

@@ -253,3 +253,15 @@ def stages(model: str, tracking: Tracking) -> dict[int, str]:
         found |= {int(v.version): v.current_stage for v in page}
         token = page.token or ""
     return found
+
+
+def every_version(tracking: Tracking) -> list[Version]:
+    """All versions of all models, with their tags and sources; without aliases, which a search does not give. Raises TrackingUnavailable, BadInput."""
+    found: list[Version] = []
+    token = None
+    with mlflow_errors("list the versions of all models", tracking.uri):
+        while token is None or token:
+            page = tracking.client.search_model_versions("", page_token=token or None)
+            found += [Version(name=v.name, version=int(v.version), stage=v.current_stage, aliases=[], tags=v.tags, source=v.source or "") for v in page]
+            token = page.token or ""
+    return found

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import boto3
@@ -135,6 +136,12 @@ class S3Store:
             with attempt:
                 pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
                 return {o["Key"].removeprefix(self.prefix): o["Size"] for page in pages for o in page.get("Contents", [])}
+
+    def newest(self, prefix: str) -> datetime | None:
+        for attempt in self._attempts("listing", self.uri(prefix)):
+            with attempt:
+                pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
+                return max((o["LastModified"] for page in pages for o in page.get("Contents", [])), default=None)
 
     def get_bytes(self, key: str) -> bytes | None:
         for attempt in self._attempts("reading", self.uri(key)):

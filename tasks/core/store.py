@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
@@ -29,6 +30,9 @@ class Store(Protocol):
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Keys that start with `prefix`, in order, with their sizes in bytes."""
+
+    def newest(self, prefix: str) -> datetime | None:
+        """When something that starts with `prefix` was last written to, as the store's clock has it; None where there is nothing."""
 
     def get_bytes(self, key: str) -> bytes | None:
         """The object's bytes; None where there is no such object."""
@@ -136,6 +140,14 @@ class DirectoryStore:
             files = [p for p in start.rglob("*") if p.is_file() and not p.is_symlink() and not p.name.startswith(".part-")]
             sizes = {p.relative_to(self.folder).as_posix(): p.stat().st_size for p in files}
         return {k: sizes[k] for k in sorted(sizes) if k.startswith(prefix)}
+
+    def newest(self, prefix: str) -> datetime | None:
+        start = self.folder / prefix.rpartition("/")[0]
+        with self._translated():
+            # What is being written counts too: it has another name until it is whole.
+            files = (p for p in start.rglob("*") if p.is_file() and p.relative_to(self.folder).as_posix().startswith(prefix))
+            last = max((p.stat().st_mtime for p in files), default=None)
+        return None if last is None else datetime.fromtimestamp(last, UTC)
 
     def get_bytes(self, key: str) -> bytes | None:
         with self._translated():
