@@ -149,6 +149,13 @@ def test_a_live_run_keeps_what_it_uses_and_what_led_to_that(store, chain, state)
     assert found(store, {RUN: state}) == [(*name, "artifact") for name in rest]
 
 
+def test_a_live_run_keeps_everything_of_a_stage_that_is_not_done(store, make):
+    half(store, "sft", "c")
+    make(store, "sft", "c", where="/checkpoints/step-4")
+    record(store, ("sft", "c"))
+    assert found(store, LIVE, keep=timedelta(0)) == []
+
+
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED", "CRASHED"])
 def test_a_run_that_is_over_keeps_nothing_and_its_record_goes(store, chain, state):
     record(store, ("sft", "c"))
