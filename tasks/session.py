@@ -22,6 +22,8 @@ from tasks.stage import RETRIES, Artifact, Run, quiet_tracebacks, sweep
 
 # Stages whose artifacts may turn out damaged in one run; more is a store that cannot be used.
 MOST_DAMAGED = 9
+# What a run waits at its end for curves that an outage of MLflow held up; what is not delivered then, the next run delivers.
+SETTLE_SECONDS = 5.0
 
 quiet_tracebacks()
 
@@ -42,9 +44,11 @@ def begin(cfg: RunConfig) -> Run:
     mlflow = tracking.connect(cfg.tracking)
     tags = {"ratchet.store": store.root, "ratchet.prefect": flow_run.ui_url or str(flow_run.id)}
     parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
-    work = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "work"
+    home = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute()
+    work, spool = home / "work", home / "spool"
     sweep(work)
-    return Run(str(flow_run.id), store, mlflow, parent, work, cfg.storage.timeout_seconds)
+    mlflow.deliver_spooled(spool)
+    return Run(str(flow_run.id), store, mlflow, parent, work, cfg.storage.timeout_seconds, spool)
 
 
 class Stages:
@@ -69,11 +73,14 @@ def session(run: Run, cfg: RunConfig):
         yield stages
         _report(run, cfg, stages)
     except Exception:
-        run.tracking.finish(run.parent, "FAILED", {})
+        run.tracking.finish(run.parent, "FAILED", {}, spool=run.spool)
         raise
     except BaseException:
-        run.tracking.finish(run.parent, "KILLED", {})
+        run.tracking.finish(run.parent, "KILLED", {}, spool=run.spool)
         raise
+    finally:
+        run.tracking.deliver_spooled(run.spool)
+        run.tracking.settle(SETTLE_SECONDS)
 
 
 def mended(pipeline: Callable[..., Any], *arguments: Any) -> Any:
@@ -107,7 +114,7 @@ def _report(run: Run, cfg: RunConfig, stages: Stages) -> None:
     create_markdown_artifact(f"{text}\n{where}\n\n{links}\n", key="report", description="base, SFT and GRPO on the same prompts, and the verdict")
     flat = {f"{role}.{name}": value for role, values in metrics.items() for name, value in numbers(values).items()}
     tags = {f"ratchet.{a.stage}.{k}": str(v) for a in stages.done.values() for k, v in (("uri", a.uri), ("cached", a.cached))}
-    run.tracking.finish(run.parent, "FINISHED", flat, {**tags, "gate.status": "passed" if verdict.passed else "rejected"}, text)
+    run.tracking.finish(run.parent, "FINISHED", flat, {**tags, "gate.status": "passed" if verdict.passed else "rejected"}, text, spool=run.spool)
     stages.summary = {
         "flow_run_id": str(flow_run.id),
         "state": "Completed" if verdict.passed else "Rejected",

@@ -72,6 +72,7 @@ class Run:
     parent: str
     work: Path
     timeout_seconds: float
+    spool: Path
     touched: list[str] = field(default_factory=list)
 
     @property
@@ -169,7 +170,7 @@ def _cached(run: Run, stage: Stage, manifest: artifacts.Manifest, began: float) 
 def _done(run: Run, stage: Stage, attempt: int, began: float) -> State:
     """Does the stage's work, with a run of its own in MLflow."""
     get_run_logger().info("%s: attempt %s", stage.name, attempt)
-    child_run = run.tracking.stage(run.parent, stage.name, stage.key, stage.section)
+    child_run = run.tracking.stage(run.parent, stage.name, stage.key, stage.section, attempt=attempt, spool=run.spool)
     if "data" in stage.inputs:
         child_run.dataset("data", stage.inputs["data"].digest, stage.inputs["data"].uri)
     try:
@@ -181,12 +182,12 @@ def _done(run: Run, stage: Stage, attempt: int, began: float) -> State:
         child_run.finish("KILLED")
         raise
     done = _artifact(run, stage, manifest, cached=False, seconds=time.monotonic() - began)
-    done.mlflow_run = child_run.run_id
     # Under names of their own: `reward` and `loss` are curves already.
     final = {f"final/{name}": value for name, value in numbers(done.metrics).items()}
     undelivered = child_run.finish("FINISHED", metrics=final, tags={"ratchet.uri": done.uri, "ratchet.digest": done.digest})
     if undelivered:
-        get_run_logger().warning("%s points of %s did not reach MLflow; history.jsonl in %s has them all", undelivered, stage.name, done.uri)
+        get_run_logger().warning("%s points of %s have not reached MLflow yet; history.jsonl in %s has them all", undelivered, stage.name, done.uri)
+    done.mlflow_run = child_run.run_id  # None while MLflow has not answered
     return Completed(name="Completed", message=f"{stage.name} is done: {done.uri}", data=done)
 
 

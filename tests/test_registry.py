@@ -1,5 +1,6 @@
 import contextvars
 import hashlib
+import shutil
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 
 from configs.errors import BadInput, IntegrityError, ModelError, RatchetError, TrackingUnavailable
 from configs.schema import RegistrySection, TrackingSection
-from tasks.core import promotion, registry
+from tasks.core import artifacts, promotion, registry
 from tasks.core.store import open_store
 from tasks.core.tracking import connect
 
@@ -238,6 +239,17 @@ def test_a_model_that_was_damaged_since_is_not_promoted(section, tracking, model
     with pytest.raises(IntegrityError, match=r"^version 1 of .* is damaged: .* differs from what was registered"):
         promotion.promote(section.name, 1, tracking)
     assert registry.aliases(section.name, tracking) == {}
+
+
+def test_a_damaged_model_is_out_of_use_so_that_the_next_run_makes_it_again(section, tracking, model_folder, s3_root, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "grpo" / "model")
+    store = open_store(s3_root)
+    uri = store.uri(f"grpo/k/{artifacts.publish(store, 'grpo/k', tmp_path / 'grpo', stage='grpo', key='k').folder}/model")
+    registry.register(section, tracking, uri, None, {"gate.status": "passed"}, "key")
+    open_store(uri).put_bytes("model.safetensors", b"damaged")
+    with pytest.raises(IntegrityError):
+        promotion.promote(section.name, 1, tracking)
+    assert artifacts.find(store, "grpo/k") is None
 
 
 def test_a_model_without_challenger_needs_a_number(section, tracking, versions):

@@ -6,6 +6,7 @@ the challenger, and any other version that was in one of these is Archived.
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import warnings
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 
 from configs.errors import IntegrityError, ModelError
 from configs.schema import RegistrySection
+from tasks.core import artifacts
 from tasks.core.store import folder_of, open_store
 from tasks.core.tracking import PAGE, Tracking, mlflow_errors
 
@@ -24,6 +26,7 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}
 KEY_TAG, STATUS_TAG, DIGEST_TAG = "ratchet.key", "gate.status", "ratchet.model_sha256"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "accelerate")
+OUR_MODEL = re.compile(r"(?P<root>.+)/(?P<prefix>[^/]+/[^/]+)/(?P<attempt>attempt-[0-9a-f]{12})/model")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # What a tokenizer does not need: MLflow's own files and the weights.
 NOT_TOKENIZER = ("MLmodel", "requirements.txt", "conda.yaml", "python_env.yaml", "generation_config.json", "*.safetensors", "*.bin", "*.index.json")
@@ -129,10 +132,19 @@ def model_digest(model_uri: str) -> str:
 
 
 def check_bytes(version: Version) -> None:
-    """Raises IntegrityError unless the version's model in the store is, byte for byte, the one that was registered."""
+    """Raises IntegrityError unless the version's model in the store is, byte for byte, the one that was registered; the artifact is then out of use."""
     uri, registered = version.tags["ratchet.model_uri"], version.tags[DIGEST_TAG]
-    if model_digest(uri) != registered:
-        raise IntegrityError(f"version {version.version} of {version.name} is damaged: {uri} differs from what was registered; run the pipeline again")
+    if model_digest(uri) == registered:
+        return
+    if ours := OUR_MODEL.fullmatch(uri):
+        store, prefix = open_store(ours["root"]), ours["prefix"]
+        manifest = artifacts.find(store, prefix)
+        if manifest is not None and manifest.folder == ours["attempt"]:
+            artifacts.condemn(store, prefix, manifest)
+    raise IntegrityError(
+        f"version {version.version} of {version.name} is damaged: {uri} differs from what was registered; run the pipeline again: "
+        "it redoes the stage that made it and registers a version that is whole"
+    )
 
 
 def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_id: str | None, tags: dict[str, str], key: str) -> Version:
