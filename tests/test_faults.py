@@ -1,6 +1,5 @@
 """The S3 store against a real server behind a proxy that fails (faults.py), and stores on a disk that is full."""
 
-import base64
 import errno
 import hashlib
 import json
@@ -8,10 +7,13 @@ import logging
 import subprocess
 import sys
 from contextlib import contextmanager
+from io import BytesIO
 
 import faults
 import httpx
 import pytest
+from botocore.awsrequest import AWSResponse
+from urllib3 import HTTPResponse
 
 from configs.errors import DiskFull, StorageRefused, StorageUnavailable
 from tasks.core import s3
@@ -89,30 +91,35 @@ def test_bytes_damaged_on_their_way_up_are_sent_again(behind, s3_root, tmp_path)
 
 def test_bytes_that_are_damaged_each_time_are_refused_by_the_server(behind, s3_root, limits):
     limits(2)
-    with behind({"wrong": 1}) as proxy, pytest.raises(StorageUnavailable, match=r"XAmzContentSHA256Mismatch|BadDigest"):
+    with behind({"wrong": 1}) as proxy, pytest.raises(StorageUnavailable, match="XAmzContentSHA256Mismatch"):
         open_store(s3_root).put_bytes("k", b"some bytes")
     assert (proxy.requests, open_store(s3_root).list("")) == (2, {})
 
 
-def test_uploads_carry_the_md5_of_each_body_and_no_second_checksum(s3_root, tmp_path):
+def test_uploads_are_signed_with_the_sha256_of_each_body_and_carry_no_second_checksum(s3_root, tmp_path):
     (tmp_path / "big").write_bytes(BIG)
     store, seen = open_store(s3_root), []
     store.client.meta.events.register("before-send.s3", lambda request, **_: seen.append({k.lower(): v for k, v in request.headers.items()}))
     store.put_bytes("small", b"some bytes")
     store.put_file(tmp_path / "big", "big")
     bodies = [b"some bytes"] + [BIG[start : start + 2**23] for start in range(0, len(BIG), 2**23)]
-    md5s = [h["content-md5"] for h in seen if "content-md5" in h]
-    assert sorted(v.decode() if isinstance(v, bytes) else v for v in md5s) == sorted(base64.b64encode(hashlib.md5(b).digest()).decode() for b in bodies)
-    assert [name for h in seen for name in h if "crc" in name] == []
+    signed = {v.decode() if isinstance(v, bytes) else v for v in (h["x-amz-content-sha256"] for h in seen)}
+    assert {hashlib.sha256(body).hexdigest() for body in bodies} <= signed
+    assert [name for h in seen for name in h if "crc" in name or "md5" in name] == []
 
 
-def test_server_refuses_a_body_by_its_md5_alone(s3_root):
-    store = open_store(s3_root)
-    md5 = base64.b64encode(hashlib.md5(b"some bytes").digest()).decode()
-    # A presigned request: its signature does not cover the body.
-    url = store.client.generate_presigned_url("put_object", {"Bucket": store.bucket, "Key": f"{store.prefix}k", "ContentMD5": md5})
-    answer = httpx.put(url, content=b"some bytez", headers={"Content-MD5": md5})
-    assert (answer.status_code, "<Code>BadDigest</Code>" in answer.text, store.list("")) == (400, True, {})
+def test_payloads_are_signed_over_tls_too(monkeypatch):
+    for name, value in {"ENDPOINT_URL_S3": "https://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    store, seen = open_store("s3://b"), []
+
+    def capture(request, **_):
+        seen.append(request.headers["X-Amz-Content-SHA256"])
+        return AWSResponse(request.url, 200, {}, HTTPResponse(BytesIO(), preload_content=False))
+
+    store.client.meta.events.register("before-send.s3", capture)
+    store.put_bytes("k", b"some bytes")
+    assert seen == [hashlib.sha256(b"some bytes").hexdigest().encode()]
 
 
 def test_store_that_is_always_busy_is_one_sentence_after_the_limit(behind, s3_root, limits, caplog):

@@ -19,7 +19,6 @@ from botocore import exceptions
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
-from botocore.utils import conditionally_calculate_md5
 from s3transfer.exceptions import RetriesExceededError
 from tenacity import AttemptManager, RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential_jitter
 from urllib3.exceptions import HTTPError
@@ -75,13 +74,13 @@ class S3Store:
             retries={"total_max_attempts": REQUEST_ATTEMPTS, "mode": "standard"},
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=timeout_seconds,
-            s3={"addressing_style": "path" if embedded else "auto"},
-            # Uploads carry an MD5, which every compatible store verifies, in place of botocore's CRC-32, which many do not know.
+            # Every body is signed with its SHA-256, over https too, and the server refuses another one. botocore's CRC-32 on top, which many
+            # compatible stores do not know, or an MD5, which costs twice as much, would find nothing more.
+            s3={"addressing_style": "path" if embedded else "auto", "payload_signing_enabled": True},
             request_checksum_calculation="when_required",
         )
         self.client = boto3.session.Session().client("s3", config=config)
         for operation in ("PutObject", "UploadPart"):
-            self.client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
             self.client.meta.events.register(f"needs-retry.s3.{operation}", _send_again_if_damaged)
 
     @contextmanager
