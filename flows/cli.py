@@ -65,6 +65,7 @@ def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, ty
     cfg = load(config, values)
     _use_stack()
     _preflight(cfg)
+    _speak_as_worker_runs_do()
     from flows.here import run_here
 
     source = config if config in presets() else str(Path(config).resolve())
@@ -107,6 +108,16 @@ def _use_stack() -> None:
     home = settings.default_home()
     if (home / "stack.json").exists():
         settings.apply(home)
+
+
+def _speak_as_worker_runs_do() -> None:
+    """Signs of life for the server, and patience with it. Before Prefect is imported."""
+    import os
+
+    from deployments.local import settings
+
+    for name, value in settings.RUNS.items():
+        os.environ.setdefault(name, value)
 
 
 def _preflight(cfg: Any) -> None:

@@ -14,6 +14,7 @@ from prefect.states import State
 from configs.errors import ConfigError, IntegrityError
 from configs.loading import load
 from configs.schema import RunConfig
+from tasks.alive import die_with_worker
 from tasks.core import registry, report, tracking
 from tasks.core.gates import Verdict
 from tasks.core.store import open_store
@@ -39,6 +40,7 @@ def configure(preset: str | None, config: RunConfig | dict | None, overrides: di
 @task(name="begin", task_run_name="begin", **RETRIES)
 def begin(cfg: RunConfig) -> Run:
     """Opens the store and MLflow, which must answer, and the parent run; a Retry of the same flow run goes on in the same one."""
+    die_with_worker()
     store = open_store(cfg.storage.root, cfg.storage.timeout_seconds)
     store.check()
     mlflow = tracking.connect(cfg.tracking)

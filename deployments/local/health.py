@@ -25,11 +25,11 @@ def answers(url: str) -> bool:
         return False
 
 
-def ask(url: str, body: Any = None) -> Any:
-    """The JSON answer to a GET, or to a POST where there is a body; None for 404. Raises OSError (HTTPError among them)."""
+def ask(url: str, body: Any = None, method: str | None = None) -> Any:
+    """The JSON answer to a GET, or to a POST where there is a body and no other method; None for 404. Raises OSError (HTTPError among them)."""
     data = None if body is None else json.dumps(body).encode()
     try:
-        with _open(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}), timeout=20) as reply:
+        with _open(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method=method), timeout=20) as reply:
             return json.loads(reply.read() or b"null")
     except urllib.error.HTTPError as error:
         if error.code == 404:

@@ -62,7 +62,8 @@ def _worker(home: Path) -> tuple[list[str], dict[str, str]]:
     settings.apply(home)
     embedded = settings.environment(home)
     env = dict(os.environ) | {name: embedded[name] for name in ("PREFECT_API_URL", "PREFECT_HOME", "RATCHET_HOME")}
-    env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = "30"
+    env |= settings.RUNS
+    env["RATCHET_WORKER"] = str(os.getpid())  # this process becomes the worker; its flow runs end with it
     env.pop("PREFECT_API_KEY", None)
     return [sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--type", "process", "--pool", POOL, "--name", WORKER], env
 

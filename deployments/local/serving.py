@@ -9,6 +9,9 @@ import urllib.error
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import configs
 import deployments
@@ -20,13 +23,41 @@ from deployments.local.health import ask, tail
 from deployments.local.services import POOL, WORKER
 
 PREFECT_FILE = Path(deployments.__file__).with_name("prefect.yaml")
+AUTOMATIONS = PREFECT_FILE.with_name("automations.yaml")
+QUEUE = "training"  # as prefect.yaml names it
 
 
 def work_pool(api: str) -> None:
-    """Makes the process work pool unless it is there."""
-    if ask(f"{api}/work_pools/{POOL}") is None:
+    """Makes the process work pool and its queue for trainings unless they are there: one training at a time, for this is one machine."""
+    _make(f"{api}/work_pools/{POOL}", f"{api}/work_pools/", {"name": POOL, "type": "process", "description": "Flow runs as processes of this machine."})
+    # Only where it is made: a limit that the user has changed stays.
+    training = {"name": QUEUE, "concurrency_limit": 1, "description": "One training at a time; others wait. Promotions are not in this queue."}
+    _make(f"{api}/work_pools/{POOL}/queues/{QUEUE}", f"{api}/work_pools/{POOL}/queues", training)
+
+
+def automations(api: str) -> None:
+    """Installs what automations.yaml defines, once each, and brings what differs from it up to date; paused ones stay paused."""
+    for wanted in yaml.safe_load(AUTOMATIONS.read_text())["automations"]:
+        found = ask(f"{api}/automations/filter", {"automations": {"name": {"any_": [wanted["name"]]}}})
+        if not found:
+            ask(f"{api}/automations/", wanted)
+        elif not _covers(found[0], wanted):
+            ask(f"{api}/automations/{found[0]['id']}", {"enabled": found[0]["enabled"]} | wanted, method="PUT")
+
+
+def _covers(found: Any, wanted: Any) -> bool:
+    """Whether all that is wanted was found; the server adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(name in found and _covers(found[name], value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_covers, found, wanted))
+    return found == wanted
+
+
+def _make(there: str, at: str, body: dict[str, Any]) -> None:
+    if ask(there) is None:
         try:
-            ask(f"{api}/work_pools/", {"name": POOL, "type": "process", "description": "Flow runs as processes of this machine."})
+            ask(at, body)
         except urllib.error.HTTPError as error:
             if error.code != 409:  # somebody else was quicker
                 raise
@@ -73,8 +104,6 @@ def last_deployed(mark: Path) -> tuple[str | None, set[str]]:
 
 
 def _declared() -> set[str]:
-    import yaml
-
     return {d["name"] for d in yaml.safe_load(PREFECT_FILE.read_text())["deployments"]}
 
 

@@ -16,6 +16,9 @@ ACCESS_KEY = "ratchet:ratchet"
 KEYS = ("access_key", "secret_key", "hash_prefix", "hash_suffix")
 SOCKET_LIMIT = 90  # sun_path holds 104 bytes on macOS, and supervisor appends a process id while it binds
 
+# How a process that runs a flow speaks with Prefect: signs of life, and patience with a server that restarts (2 + 4 + ... + 128 seconds).
+RUNS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "PREFECT_CLIENT_MAX_RETRIES": "7"}
+
 # A group of variables is the embedded stack's only as long as none of these names another service.
 DECIDING = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "mlflow": ("MLFLOW_TRACKING_URI",), "prefect": ("PREFECT_API_URL",), "common": ()}
 

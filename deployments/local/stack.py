@@ -156,6 +156,7 @@ def _start(home: Path, state: dict[str, Any], deployments: bool, project: Path, 
     await_service = _Waiter(home, state["socket"])
     await_service("prefect", lambda: health.answers(f"{api}/health"))
     serving.work_pool(api)
+    serving.automations(api)
     control.start(state["socket"], "worker")
     with _aside(lambda: deployments and serving.deploy(home, api, project) and say("Deployed the flows to Prefect")):
         if state["store"] == "s3":
