@@ -28,6 +28,10 @@ def die_with_worker() -> None:
 def _follow(worker: int, log) -> None:
     while os.getppid() == worker:
         time.sleep(POLL_SECONDS)
+    # Who read this process's output is gone too, and a line that cannot be printed would end the thread that logs it.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     log.warning("The worker that started this run (process %s) is gone, and this process ends: Retry goes on from what was finished", worker)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
