@@ -51,6 +51,7 @@ class Guard:
     def watch(self) -> str:
         """Returns, when the run has ended or is another's, why the guard ends."""
         looked = gone = float("-inf")
+        answers = True
         while True:
             now, alive = time.monotonic(), self._alive()
             if not alive and gone < 0:
@@ -65,10 +66,13 @@ class Guard:
                 try:
                     if (why := self._look(alive)) is not None:
                         return why
+                    answers = True
                 except ObjectNotFound:
                     return "the run was deleted"
                 except (httpx.HTTPError, OSError, RuntimeError) as error:  # the client turns a server that is away into any of these
-                    _say(f"the server does not answer: {error!r}")
+                    if answers:
+                        _say(f"the server does not answer, and is asked on: {error!r}")
+                    answers = False
             time.sleep(POLL_SECONDS)
 
     def _look(self, alive: bool) -> str | None:

@@ -124,7 +124,7 @@ def test_ratchet_run_that_was_killed_is_crashed_and_leaves_no_child(client, here
 
 def test_ratchet_run_that_is_cancelled_on_the_page_says_so_and_ends(client, here):
     client.set_flow_run_state(here.flow_run, Cancelling())
-    errors = here.process.communicate(timeout=60)[1].splitlines()
+    errors = here.process.communicate(timeout=120)[1].splitlines()
     assert errors[-1] == "ratchet: the run was cancelled: what was finished is kept, and Retry or the same command goes on from there"
     assert (here.process.returncode, client.read_flow_run(here.flow_run).state.name, here.child.is_running()) == (1, "Cancelled", False)
 
@@ -170,7 +170,7 @@ def test_an_automation_that_differs_is_brought_up_to_date_and_stays_paused(stack
     serving.automations(api)
     after = automations(stack)
     health.ask(f"{api}/automations/{before['id']}", {**changed, "enabled": True, "trigger": before["trigger"]}, method="PUT")
-    assert [(a["id"], a["enabled"], a["trigger"]["within"]) for a in after] == [(before["id"], False, 120.0)]
+    assert [(a["id"], a["enabled"], a["trigger"]["within"]) for a in after] == [(before["id"], False, 180.0)]
 
 
 def test_prefect_reads_the_file_of_automations():
@@ -229,7 +229,7 @@ def ended(client, flow_run, after=0):
     return eventually(lambda: (run := client.read_flow_run(flow_run)).state.is_final() and run.run_count > after and run.state.name)
 
 
-def eventually(found, seconds=150):
+def eventually(found, seconds=280):
     """What `found` returns as soon as that is something."""
     end = time.monotonic() + seconds
     while not (value := found()):
