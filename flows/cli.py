@@ -1,6 +1,7 @@
 """The `ratchet` command. Logs go to stderr, results to stdout; exit code 0 done, 2 bad input, 1 anything else."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -112,8 +113,6 @@ def _use_stack() -> None:
 
 def _speak_as_worker_runs_do() -> None:
     """Signs of life for the server, and patience with it. Before Prefect is imported."""
-    import os
-
     from deployments.local import settings
 
     for name, value in settings.RUNS.items():
@@ -122,8 +121,6 @@ def _speak_as_worker_runs_do() -> None:
 
 def _preflight(cfg: Any) -> None:
     """Every service must answer before a run begins: one sentence now rather than a traceback later."""
-    import os
-
     from tasks.core import tracking
     from tasks.core.store import open_store
 

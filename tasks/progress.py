@@ -1,6 +1,8 @@
 """What a child reports, shown in Prefect and MLflow."""
 
+import contextvars
 import math
+import threading
 import time
 from typing import Any
 from uuid import UUID
@@ -13,8 +15,8 @@ from prefect.exceptions import PrefectException
 from tasks.core.curves import StageRun
 
 CURVES = ("reward", "kl_k3", "loss")
-# Between two calls for the bar; and after one that failed, for a server that is away answers none.
-BAR_SECONDS, AWAY_SECONDS = 1.0, 20.0
+# Between two calls for the bar; and what the last one is waited for.
+BAR_SECONDS, LAST_SECONDS = 1.0, 5.0
 
 
 class Progress:
@@ -23,6 +25,7 @@ class Progress:
     def __init__(self, stage: str, child_run: StageRun):
         self.stage, self.child_run, self.log = stage, child_run, get_run_logger()
         self.artifact: UUID | None = None
+        self.call: threading.Thread | None = None
         self.next_call = 0.0
         self._show(0.0)
 
@@ -42,21 +45,28 @@ class Progress:
 
     def done(self) -> None:
         """The bar is full: some stages have nothing to count."""
+        if self.call is not None:
+            self.call.join(LAST_SECONDS)
         self.next_call = 0.0
         self._show(1.0)
+        self.call.join(LAST_SECONDS)
 
     def _show(self, share: float) -> None:
-        if time.monotonic() < self.next_call:
+        """Shows the share in the background, unless it is not time yet or the call before has no answer yet: it may be tried for minutes."""
+        if time.monotonic() < self.next_call or (self.call is not None and self.call.is_alive()):
             return
+        self.next_call = time.monotonic() + BAR_SECONDS
+        self.call = threading.Thread(target=contextvars.copy_context().run, args=(self._send, 100 * share), daemon=True)
+        self.call.start()
+
+    def _send(self, percent: float) -> None:
         try:
             if self.artifact is None:
-                self.artifact = create_progress_artifact(100 * share, key=self.stage.replace("_", "-"), description=f"Progress of {self.stage}")
+                self.artifact = create_progress_artifact(percent, key=self.stage.replace("_", "-"), description=f"Progress of {self.stage}")
             else:
-                update_progress_artifact(self.artifact, progress=100 * share)
-            self.next_call = time.monotonic() + BAR_SECONDS
-        except (httpx.HTTPError, PrefectException) as error:
+                update_progress_artifact(self.artifact, progress=percent)
+        except (httpx.HTTPError, PrefectException, RuntimeError) as error:  # the client turns a server that is away into any of these
             self.log.debug("the bar of %s is not shown: %s", self.stage, error)
-            self.next_call = time.monotonic() + AWAY_SECONDS
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
