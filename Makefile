@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: run test install lint smollm2 down
+.PHONY: run test chaos install lint smollm2 down
 
 run: install
 	$(BIN)/ratchet up
@@ -12,6 +12,12 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest
+
+# Kills random processes of the pipeline at random moments, ROUNDS times, and compares what comes out.
+ROUNDS ?= 30
+SEED ?= 1
+chaos: install
+	$(BIN)/python tests/chaos.py $(ROUNDS) $(SEED)
 
 install: .venv/installed
 

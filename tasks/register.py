@@ -27,8 +27,8 @@ def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Art
     tags |= {f"gate.{g['name']}": f"{g['outcome']}: {g['sentence']}" for g in verdict.metrics["verdict"]["gates"]}
 
     def make(out: Path) -> dict[str, Any]:
-        fetch(run, grpo, out.parent / "grpo")  # checks every byte against the manifest: no damaged model gets a version
-        version = registry.register(section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key)
+        folder = fetch(run, grpo, out.parent / "grpo")  # checks every byte against the manifest: no damaged model gets a version
+        version = registry.register(section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key, folder / "model")
         if passed:
             with model_lock(section.name):
                 version = registry.stage_challenger(version, run.tracking)

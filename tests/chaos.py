@@ -2,7 +2,7 @@
 
     python tests/chaos.py [ROUNDS [SEED]]     a stack of its own; one line a round, a summary, exit code 1 when anything is not as it must be
 
-A round deletes what SFT and GRPO made, starts the deployment's run under the worker, sends SIGKILL to the child, to the task process (the engine) or to
+A round deletes what SFT and GRPO made (every third one their evaluations too), starts the deployment's run under the worker, sends SIGKILL to the child, to the task process (the engine) or to
 the worker, and presses Retry where the run ends Crashed.
 """
 
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import mlflow
 import psutil
 from prefect.client.orchestration import get_client
 from prefect.states import AwaitingRetry
@@ -27,6 +28,11 @@ from deployments.local import control, settings, stack
 from tasks.core.artifacts import find
 from tasks.core.store import open_store
 
+# Tells the completions of a model that knows nothing apart, so that GRPO has something to learn; right answers are still worth more.
+REWARD = """
+def score(completions, gold):
+    return [float(text.endswith(f"Final Answer: {right}")) + sum(map(ord, text)) % 7 / 60 for text, right in zip(completions, gold)]
+"""
 TARGETS = ("child", "engine", "worker")
 SAVE_STEPS = 5
 STEPS = {"sft": 40, "grpo": 20}
@@ -36,7 +42,8 @@ CONFIG = {
     "data.test_size": 8,
     "data.validation_size": 8,
     "sft": {"max_steps": STEPS["sft"], "batch_size": 8, "logging_steps": 1, "save_steps": SAVE_STEPS, "lora_dropout": 0.05},
-    "grpo": {"max_steps": STEPS["grpo"], "batch_size": 8, "num_generations": 4, "max_new_tokens": 8, "logging_steps": 1, "save_steps": SAVE_STEPS},
+    "grpo": {"max_steps": STEPS["grpo"], "batch_size": 8, "num_generations": 4, "max_new_tokens": 8, "logging_steps": 1, "save_steps": SAVE_STEPS}
+    | {"reward_type": "chaos_reward:score", "learning_rate": 1e-3, "lora_dropout": 0.05},
     "evaluation": {"batch_size": 16, "kl_samples": 4},
     "gates": {"accuracy": None, "kl": None, "reward": {"min": -100}},
     "registry.name": "chaos",
@@ -59,12 +66,14 @@ class Round:
     orphans: list[str] = field(default_factory=list)
     locks: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    curves: dict[str, list[int]] = field(default_factory=dict)
     state: str = ""
 
     def wrong(self, digests: dict[str, str]) -> list[str]:
         """What is not as it must be."""
         found = [] if self.state == "Completed" else [f"the run ended {self.state}"]
         found += [f"{stage} differs from the undisturbed run's" for stage in digests if self.digests.get(stage) != digests[stage]]
+        found += [f"the curve of {stage} has steps {steps}" for stage, steps in self.curves.items() if steps != list(range(1, STEPS[stage] + 1))]
         found += [f"{n} steps of {stage} were redone" for stage, n in self.redone.items() if n > SAVE_STEPS]
         return found + [f"left behind: {what}" for what in (*self.orphans, *self.locks, *self.left)]
 
@@ -115,29 +124,31 @@ class Steps:
 class Chaos:
     """Runs of one small pipeline, under the worker of a stack that runs."""
 
-    def __init__(self, home: Path, root: str):
+    def __init__(self, home: Path, project: Path, root: str):
         self.home, self.root, self.store = home, root, open_store(root)
+        (project / "chaos_reward.py").write_text(REWARD)
 
     def undisturbed(self) -> Round:
         """A run that nobody kills."""
-        return self.round("nothing", float("inf"))
+        return self.round("nothing", float("inf"), everything=True)
 
-    def round(self, target: str, after: float) -> Round:
-        """Kills the target so many seconds after the run's process was there, or as soon after it as there is one."""
+    def round(self, target: str, after: float = 0.0, at: tuple[str, int] | None = None, everything: bool = False) -> Round:
+        """Kills the target so many seconds after the run's process was there, or when a step of a stage is done, or as soon after it as there is one."""
         done, began = Round(target, after), time.monotonic()
-        self._forget()
+        self._forget(everything)
         steps = Steps(self.home)
         with get_client(sync_client=True) as client:
             deployment = client.read_deployment_by_name("post-train/post-train")
             run = client.create_flow_run_from_deployment(deployment.id, parameters={"preset": "tiny", "overrides": {**CONFIG, "storage.root": self.root}})
             self._wait(lambda: self._processes("engine") or client.read_flow_run(run.id).state.is_final())
-            at = time.monotonic() + after
+            due = time.monotonic() + after
             while not (state := client.read_flow_run(run.id).state).is_final() or state.name == "Crashed":
                 if state.is_final():
                     done.retries += 1
                     client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
                     self._wait(lambda: not client.read_flow_run(run.id).state.is_final())
-                if done.killed_in == "nothing" and time.monotonic() >= at and (victims := self._processes(target)):
+                reached = time.monotonic() >= due and (at is None or at[1] in [step for _, step in steps.of(at[0])])
+                if done.killed_in == "nothing" and reached and (victims := self._processes(target)):
                     done.killed_in = self._stage()
                     victims[0].send_signal(signal.SIGKILL)
                 if time.monotonic() - began > PATIENCE:
@@ -153,11 +164,13 @@ class Chaos:
         done.redone = {stage: len(steps.of(stage)) - n for stage, n in STEPS.items()}
         done.resumed_after = steps.resumed_after()
         done.digests = {stage: self._digest(stage) for stage in STEPS}
+        done.curves = {stage: curve(str(run.id), stage) for stage in STEPS}
         return done
 
-    def _forget(self) -> None:
-        """Takes all away that depends on training; data and base stay."""
-        self.store.delete([key for key in self.store.list("") if not key.startswith(("data/", "base/", "evaluate_base/"))])
+    def _forget(self, everything: bool) -> None:
+        """Takes away what training makes, and on demand its evaluations and their verdict too; data and base stay."""
+        gone = ("sft/", "grpo/", "register/", *(("evaluate_sft/", "evaluate_grpo/", "judge/") if everything else ()))
+        self.store.delete([key for key in self.store.list("") if key.startswith(gone)])
 
     def _digest(self, stage: str) -> str:
         manifests = [find(self.store, key.removesuffix("/manifest.json")) for key in self.store.list(f"{stage}/") if key.endswith("/manifest.json")]
@@ -186,9 +199,18 @@ class Chaos:
             time.sleep(0.1)
 
 
+def curve(flow_run: str, stage: str) -> list[int]:
+    """The steps at which the stage's MLflow run has a loss, in order, each as often as it is there."""
+    client = mlflow.MlflowClient()
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    parent = client.search_runs(experiments, f"tags.`ratchet.flow_run_id` = '{flow_run}'")[0].info.run_id
+    runs = client.search_runs(experiments, f"tags.`mlflow.parentRunId` = '{parent}' and tags.`ratchet.stage` = '{stage}'")
+    return sorted(point.step for run in runs for point in client.get_metric_history(run.info.run_id, "loss"))
+
+
 @contextmanager
-def own_stack() -> Iterator[Path]:
-    """A stack for this process alone; the environment leads to it."""
+def own_stack() -> Iterator[tuple[Path, Path]]:
+    """(home, project) of a stack for this process alone; the environment leads to it."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         home, project = Path(folder) / "home", Path(folder) / "project"
         project.mkdir()
@@ -196,25 +218,31 @@ def own_stack() -> Iterator[Path]:
         try:
             stack.up(home, ports={name: settings.free_port() for name in settings.PORTS}, die_with=os.getpid(), say=lambda line: None, project=project)
             settings.apply(home)
-            yield home
+            yield home, project
         finally:
             stack.down(home)
 
 
 def main(rounds: int = 30, seed: int = 1) -> int:
     """Exit code 0 when every round ended as it must."""
-    with own_stack() as home:
+    with own_stack() as (home, project):
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
-            chaos, bad = Chaos(home, "s3://ratchet/chaos"), 0
+            chaos, bad = Chaos(home, project, "s3://ratchet/chaos"), 0
             chaos.undisturbed()  # data and base are there from here on
             quiet = chaos.undisturbed()
             print(json.dumps({"undisturbed": asdict(quiet)}), flush=True)
             made = []
             for n in range(rounds):
                 chance = random.Random(f"{seed}-{n}")
-                done = chaos.round(TARGETS[n % len(TARGETS)], round(chance.uniform(0, 0.9 * quiet.seconds), 2))
+                target = TARGETS[n % len(TARGETS)]
+                # By the clock, most moments fall into start-ups and other stages: two of three are a random step.
+                if n % 9 >= 3:
+                    stage = chance.choice(list(STEPS))
+                    done = chaos.round(target, at=(stage, chance.randrange(1, STEPS[stage])))
+                else:
+                    done = chaos.round(target, round(chance.uniform(0, 0.9 * quiet.seconds), 2), everything=True)
                 wrong = done.wrong(quiet.digests)
                 bad += bool(wrong)
                 made.append(done)

@@ -1,6 +1,7 @@
 """The real embedded stack, once per session for the tests that ask for it."""
 
 import os
+import subprocess
 import uuid
 
 import pytest
@@ -25,6 +26,8 @@ def running_stack(tmp_path_factory, stack_options):
     with pytest.MonkeyPatch.context() as patch:
         for name in (n for names in settings.DECIDING.values() for n in names):
             patch.delenv(name, raising=False)
+        # The worker looks for runs every ten seconds, unless told otherwise.
+        patch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
         try:
             urls = stack.up(home, **stack_options)
             for name, value in settings.environment(home).items():
@@ -35,6 +38,17 @@ def running_stack(tmp_path_factory, stack_options):
             # Logs on their way to a server that is gone would be tried for a minute.
             APILogWorker.drain_all(timeout=10)
             stack.down(home)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture

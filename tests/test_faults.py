@@ -48,17 +48,6 @@ def limits(monkeypatch):
     return set_to
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of 1 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.parametrize(("kind", "rate"), [("500", 0.25), ("503", 0.1), ("timeout", 0.1), ("reset", 0.25), ("truncated", 0.25)])
 def test_bytes_and_files_come_back_through_faults_of_one_kind(behind, s3_root, tmp_path, kind, rate):
     (tmp_path / "big").write_bytes(BIG)

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import psutil
 import pytest
 import tiny
 
-from configs.errors import DataError, StageFailed, StageKilled
+from configs.errors import DataError, DiskFull, StageFailed, StageKilled
 from configs.schema import ComputeSection, DataSection, SFTSection
-from tasks.core.context import emit
-from tasks.core.launch import run_child
+from tasks.core import child
+from tasks.core.context import Context, emit
+from tasks.core.launch import _last_lines, run_child
 
 
 def request(**section):
@@ -92,6 +94,28 @@ def test_two_processes_train_one_model(tmp_path):
     # 24 demonstrations, 2 for each of 2 processes a step: after 2 steps a third of an epoch, with one process it would be a sixth.
     assert [(event["step"], round(event["epoch"], 3)) for event in events if event["event"] == "log"] == [(1, 0.167), (2, 0.333)]
     assert (tmp_path / "w/out/model/model.safetensors").exists()
+
+
+def test_a_full_disk_is_one_sentence_whatever_the_child_was_writing(small_disk):
+    with pytest.raises(DiskFull, match=rf"^the disk of {small_disk}/w is full .* free space there, then press Retry: what was finished is kept$"):
+        run_child(request(arithmetic={"demonstrations": 20_000}), small_disk / "w", print)
+
+
+def test_warnings_of_a_child_reach_the_parent():
+    events = []
+    context = Context(emit=lambda **event: events.append(event))
+    logger = logging.getLogger("ratchet")
+    logger.addHandler(handler := child._Reported(context))
+    try:
+        logger.warning("half of it")
+    finally:
+        logger.removeHandler(handler)
+    assert events == [{"event": "message", "message": "half of it", "level": "warning"}]
+
+
+def test_progress_bars_are_not_among_the_last_lines(tmp_path):
+    (tmp_path / "log").write_text("Loading:   0%|   | 0/2\rLoading: 100%|###| 2/2\n\nout of memory\n")
+    assert _last_lines(tmp_path / "log") == ["out of memory"]
 
 
 def test_events_arrive_in_order(tmp_path):

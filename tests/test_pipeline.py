@@ -9,10 +9,12 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from faults import KINDS, faulty
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.states import AwaitingRetry
 
+from tasks.core.artifacts import find
 from tasks.core.store import open_store
 from tasks.turn import lock_name
 
@@ -39,12 +41,12 @@ def score(completions, trainer_state=None):
 STAGES = ["data", "base", "evaluate_base", "sft", "evaluate_sft", "grpo", "evaluate_grpo", "judge", "register"]
 
 
-def ratchet(root, *more):
+def ratchet(root, *more, env=None):
     """Runs the command in a process of its own and gives its exit code, the object on stdout and its log."""
     sets = [f"{key}={json.dumps(value)}" for key, value in {**SMALL, "storage.root": root, **dict(more)}.items()]
     watch = "import sys; from flows.cli import app; app(standalone_mode=False); print(sorted({'torch', 'transformers'} & set(sys.modules)), file=sys.stderr)"
     command = [sys.executable, "-c", watch, "run", "tiny", "--json", *(part for s in sets for part in ("--set", s))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500, env={**os.environ, **(env or {})})
     return done.returncode, done.stdout, done.stderr
 
 
@@ -132,6 +134,17 @@ def test_artifact_with_a_flipped_byte_is_named_and_its_stage_alone_is_redone(rej
     assert f"{store.uri(file)} differs from its manifest: its stage is redone, all others are kept" in err
 
 
+def test_a_store_that_fails_in_every_way_gives_the_same_digests(first, root, s3_root, stack):
+    # Every tenth request fails. RATCHET_FAULT names one kind that does so alone.
+    kinds = [os.environ["RATCHET_FAULT"]] if "RATCHET_FAULT" in os.environ else KINDS
+    with faulty(stack["s3"], dict.fromkeys(kinds, 0.1 / len(kinds)), seed=1) as proxy:
+        code, out, err = ratchet(s3_root, *PASSING.items(), ("storage.timeout_seconds", 1), env={"AWS_ENDPOINT_URL_S3": proxy.url})
+        counts = dict(proxy.counts)
+    assert code == 0, err
+    assert min(counts.get(kind, 0) for kind in kinds) > 0
+    assert digests(s3_root, json.loads(out)) == digests(root, first)
+
+
 def test_nothing_is_left_of_work_that_is_done(first, second, root):
     locks = {lock_name(open_store(root), f"{name}/{stage['key']}") for name, stage in first["stages"].items()}
     assert [key for key in open_store(root).list("") if "/checkpoints/" in key or key.endswith("/owner.json")] == []
@@ -202,6 +215,12 @@ def test_retry_of_a_failed_run_redoes_only_what_was_not_finished(stack, s3_root)
     states = {task.name: task.state.name for task in sorted(tasks, key=lambda task: task.state.timestamp)}
     assert [name for name, state in states.items() if state == "Cached"] == ["data", "base", "evaluate base", "sft", "evaluate sft"]
     assert [name for name, state in states.items() if state == "Completed"] == ["begin", "grpo", "evaluate grpo", "judge", "register"]
+
+
+def digests(root, summary):
+    """Digest of each stage's artifact; a registration names the version that it made, which is another each time."""
+    keys = {name: stage["key"] for name, stage in summary["stages"].items() if name != "register"}
+    return {name: find(open_store(root), f"{name}/{key}").digest for name, key in keys.items()}
 
 
 def ended(client, flow_run_id, after=0, seconds=300):

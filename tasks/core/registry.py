@@ -147,8 +147,12 @@ def check_bytes(version: Version) -> None:
     )
 
 
-def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_id: str | None, tags: dict[str, str], key: str) -> Version:
+def register(
+    section: RegistrySection, tracking: Tracking, model_uri: str, run_id: str | None, tags: dict[str, str], key: str, checked: Path | None = None
+) -> Version:
     """The version with this key, made when there is none: its source is the `model/` folder of our own artifact, not a copy.
+
+    `checked` is a copy on this disk that was compared with the artifact's manifest: it is hashed in place of another download.
 
     A folder on this machine (`file://`), which MLflow does not take as a source, is uploaded to the run's experiment instead.
     Raises ModelError when the folder holds no MLflow model, StorageUnavailable, TrackingUnavailable, BadInput.
@@ -160,7 +164,7 @@ def register(section: RegistrySection, tracking: Tracking, model_uri: str, run_i
     name, client = section.name, tracking.client
     with mlflow_errors(f"register a version of {name!r}", tracking.uri):
         _ensure_model(client, name)
-        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri, DIGEST_TAG: model_digest(model_uri)}
+        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri, DIGEST_TAG: model_digest(checked.as_uri() if checked else model_uri)}
         source, model_id = model_uri, None
         if model_uri.startswith("file://"):
             model_id = _upload(tracking, folder_of(model_uri), name, run_id)
