@@ -2,8 +2,8 @@
 
     python tests/chaos.py [ROUNDS [SEED]]     a stack of its own; one line a round, a summary, exit code 1 when anything is not as it must be
 
-A round deletes what SFT and GRPO made (every third one their evaluations too), starts the deployment's run under the worker, sends SIGKILL to the child, to the task process (the engine) or to
-the worker, and presses Retry where the run ends Crashed.
+A round deletes what SFT and GRPO made (every third one their evaluations too), starts the deployment's run under the worker, sends SIGKILL to the
+child, to the task process (the engine) or to the worker, and presses Retry where the run ends Crashed.
 """
 
 import json
