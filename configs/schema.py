@@ -230,7 +230,7 @@ DEFAULT_GATES = {
 class RegistrySection(Section):
     """The registered model."""
 
-    name: str = Field("ratchet", min_length=1, pattern=r"^[^/:\s][^/:]*$", description="Name of the registered model in MLflow.")
+    name: str = Field("ratchet", min_length=1, pattern=r"^[^/:\s\x00-\x1f][^/:\x00-\x1f]*$", description="Name of the registered model in MLflow.")
 
 
 class StorageSection(Section):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from configs.errors import RatchetError, Unavailable
+from configs.errors import ConfigError, RatchetError, Unavailable
 from configs.loading import load, parse_set, presets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Post-training of language models as a pipeline.")
@@ -91,7 +91,7 @@ def check(config: Config, overrides: Overrides = None) -> None:
 def gc(
     root: Annotated[str | None, typer.Option(help="Root of the store; RATCHET_STORE by default.")] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it.")] = False,
-    checkpoints_older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, help="Count older checkpoints of unfinished stages too.")] = None,
+    checkpoints_older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, max=36_500, help="Older checkpoints of unfinished stages too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lists, and with --delete removes, what no live run, registered version or kept checkpoint refers to."""
@@ -109,6 +109,11 @@ def _use_stack() -> None:
     home = settings.default_home()
     if (home / "stack.json").exists():
         settings.apply(home)
+    api = os.environ.get("PREFECT_API_URL", "")
+    try:
+        httpx.URL(api)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"PREFECT_API_URL is {api!r} and no address ({error}): correct it, or unset it to use the embedded stack") from error
 
 
 def _speak_as_worker_runs_do() -> None:

@@ -15,7 +15,7 @@ from configs.errors import ConfigError, Unavailable
 from configs.schema import TrackingSection
 from tasks.core import garbage, registry, tracking
 from tasks.core.garbage import Item, Plan
-from tasks.core.store import Store
+from tasks.core.store import Store, folder_of
 
 PAGE = 200  # the most flow runs that the server gives at once
 COLUMNS = "{:<14} {:<12} {:<12} {:>9}  {:<25}  {}"
@@ -45,6 +45,8 @@ def planner(store: Store, checkpoints_older_than: float | None) -> Callable[[], 
     api = PREFECT_API_URL.value()
     if not api:
         raise ConfigError("PREFECT_API_URL is not set, so nobody knows which runs are live: start the embedded stack with `ratchet up`, or set it")
+    if store.root.startswith("file://") and not folder_of(store.root).is_dir():
+        raise ConfigError(f"the store's root is {store.root}, and there is no such folder: check --root or RATCHET_STORE")
     mlflow = tracking.connect(TrackingSection(), verify=False)
     tracking.check(mlflow.uri)
     states(set(), api)

@@ -1,5 +1,7 @@
 """One way for every stage: look for its artifact, else do the work in a child process, publish it, and say so in Prefect and MLflow."""
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -12,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from prefect import get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
@@ -42,6 +43,8 @@ RETRIES = {
 }
 # What this machine keeps of a run that does not come back.
 KEPT_SECONDS = 7 * 24 * 3600
+# The file of a working folder that its process has locked.
+LOCK = "lock"
 
 
 class Artifact(BaseModel):
@@ -130,7 +133,13 @@ def run_stage(run: Run, stage: Stage) -> State:
         if (manifest := _whole(run, stage)) is not None:
             return _cached(run, stage, manifest, began)
         owner = owners.take(run.store, stage.prefix, run.id, lease, stage.digests)
-        return _done(run, stage, owner.attempt, began)
+        try:
+            return _done(run, stage, owner.attempt, began)
+        except OSError:
+            # Another who worked on it all the same (a lease can be lost) may have finished first, and cleared what was kept on this disk.
+            if (manifest := _whole(run, stage)) is None:
+                raise
+            return _cached(run, stage, manifest, began)
 
 
 def fetch(run: Run, artifact: Artifact, folder: Path, only: Callable[[str], bool] = lambda path: True) -> Path:
@@ -148,8 +157,10 @@ def fetch(run: Run, artifact: Artifact, folder: Path, only: Callable[[str], bool
 def sweep(work: Path) -> None:
     """Removes the working folders of processes that are gone, and what was kept for runs that did not come back in a week."""
     for folder in work.glob("*-*"):
-        owner = folder.name.partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+        with contextlib.suppress(OSError):
+            # A process holds the lock of its folder as long as it lives, wherever it lives: a process id means nothing in another container.
+            with (folder / LOCK).open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     for folder in (work / "kept").glob("*/*"):
         newest = max((p.stat().st_mtime for p in folder.rglob("*") if p.exists()), default=0.0)
@@ -210,7 +221,7 @@ def _kept(disk: DirectoryStore, prefix: str) -> artifacts.Manifest | None:
         return None
     try:
         artifacts.verify(disk, prefix, manifest)
-    except IntegrityError as error:
+    except (IntegrityError, OSError) as error:
         get_run_logger().warning("%s: the work is done again", error)
         return None
     get_run_logger().info("%s was finished before and is sent to the store", prefix)
@@ -223,6 +234,8 @@ def _make(run: Run, stage: Stage, disk: DirectoryStore, child_run: StageRun) -> 
     with disk_of(run.work / stage.name):
         run.work.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{stage.name}-", dir=run.work))
+    lock = (work / LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         out = work / "out"
         if stage.make:
@@ -241,6 +254,7 @@ def _make(run: Run, stage: Stage, disk: DirectoryStore, child_run: StageRun) -> 
         return artifacts.commit(disk, stage.prefix, out, stage=stage.name, key=stage.key, seconds=time.monotonic() - began, **described)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        lock.close()
 
 
 def _artifact(run: Run, stage: Stage, manifest: artifacts.Manifest, *, cached: bool, seconds: float) -> Artifact:

@@ -11,8 +11,9 @@ from tasks import locks
 from tasks.core import owners
 from tasks.core.store import Store
 
-# A lease that nobody renews is gone by then; if the server has lost the lease and kept its slot, the limit goes.
-LONGEST_SECONDS = 3 * locks.LEASE_SECONDS
+# A lease that nobody renews is gone by then; if the server has lost the lease and kept its slot, the limit goes: soon where the holder is known
+# to be dead, late where nothing says who it is.
+LONGEST_SECONDS, UNKNOWN_SECONDS = 3 * locks.LEASE_SECONDS, 3600
 
 
 @contextmanager
@@ -51,7 +52,7 @@ class _Waiting:
         if owner is not None and owner.lease:
             self._say(f"taking {self.prefix} over: flow run {owner.flow_run} worked on it and is dead")
             locks.release(owner.lease)
-        if time.monotonic() - self.dead_since > LONGEST_SECONDS:
+        if time.monotonic() - self.dead_since > (UNKNOWN_SECONDS if owner is None else LONGEST_SECONDS):
             locks.remove(self.name, whoever_has_it=True)
 
     @staticmethod

@@ -1,9 +1,10 @@
 import json
+import shutil
 import threading
 
 import pytest
 
-from configs.errors import StorageUnavailable
+from configs.errors import StageFailed, StorageUnavailable
 from tasks.core.checkpoints import Checkpoints
 from tasks.core.store import open_store
 
@@ -113,6 +114,28 @@ def test_a_link_in_place_of_a_file_is_not_followed(store, tmp_path):
     file.symlink_to(tmp_path / "outside")
     store.delete([key for key in store.list("") if "/step-4/" in key])
     assert state(kept.latest(lambda text: None)) == (2, "2")
+
+
+@pytest.mark.parametrize("name", ["step-4.bak", "step-4-copy", "step-²", "step-99999999999999999999999", "step-9"])
+def test_a_copy_under_another_name_is_no_checkpoint(store, tmp_path, name):
+    kept = saved(store, tmp_path, 2, 4)
+    shutil.copytree(tmp_path / "disk/sft/k/checkpoints/step-4", tmp_path / "disk/sft/k/checkpoints" / name)
+    assert state(kept.latest(lambda text: None)) == (4, "4")
+
+
+def test_one_that_cannot_be_read_on_this_disk_is_taken_from_the_store(store, tmp_path):
+    kept = saved(store, tmp_path, 2, 4)
+    file = next((tmp_path / "disk/sft/k/checkpoints/step-4").rglob("state"))
+    file.unlink()
+    file.mkdir()
+    assert state(kept.latest(lambda text: None)) == (4, "4")
+
+
+def test_a_disk_that_cannot_be_written_is_one_sentence(store, tmp_path):
+    (tmp_path / "disk").write_text("")
+    kept = Checkpoints(store, tmp_path / "disk", "sft", "k", keep=2)
+    with pytest.raises(StageFailed, match=rf"^the checkpoint of step 2 cannot be kept in {tmp_path}/disk \(.*\): make it a folder that can be written$"):
+        kept.save(2, made(tmp_path, "2"))
 
 
 def test_without_a_whole_one_there_is_none(store, tmp_path):

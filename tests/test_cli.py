@@ -119,3 +119,17 @@ def test_env_leads_another_program_to_the_stack(stack, monkeypatch, capsys):
     exported = capsys.readouterr().out
     shown = subprocess.run(["sh", "-c", exported + 'printf "%s %s" "$MLFLOW_TRACKING_URI" "$AWS_ENDPOINT_URL_S3"'], capture_output=True, text=True, env={})
     assert shown.stdout == f"{stack['mlflow']} {stack['s3']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PREFECT_API_URL", "http://[::1", "ratchet: PREFECT_API_URL is 'http://[::1' and no address ("),
+        ("MLFLOW_TRACKING_URI", "ftp://x", "ratchet: MLFLOW_TRACKING_URI is 'ftp://x' and must be the http(s) address of an MLflow server"),
+        ("RATCHET_STORE", "file:///no/such/folder", "ratchet: the store's root is file:///no/such/folder, and there is no such folder"),
+    ],
+)
+def test_an_address_that_is_none_is_one_sentence_for_gc(stack, ratchet, monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    code, out, err = ratchet("gc")
+    assert (code, out, err[: len(said)]) == (2, "", said)

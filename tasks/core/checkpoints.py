@@ -4,18 +4,21 @@ Each is an artifact of its own under `<stage>/<key>/checkpoints/step-N/`, in the
 """
 
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
-from configs.errors import IntegrityError, RatchetError
+from configs.errors import IntegrityError, RatchetError, StageFailed, StorageUnavailable
 from tasks.core import artifacts
 from tasks.core.artifacts import Manifest
 from tasks.core.store import DirectoryStore, Store
 
 log = logging.getLogger("ratchet")
+# Where a checkpoint's manifest lies; whatever else somebody puts there is none.
+STEP = r"step-([0-9]{1,15})/manifest\.json"
 
 
 class Checkpoints:
@@ -32,17 +35,21 @@ class Checkpoints:
 
     def steps(self, store: Store | None = None) -> list[int]:
         """Steps that have a manifest in the store (or in the one given), oldest first."""
-        names = [k.removeprefix(f"{self.prefix}/step-") for k in (store or self.store).list(f"{self.prefix}/step-") if k.endswith("/manifest.json")]
-        return sorted(int(name.split("/")[0]) for name in names)
+        found = (re.fullmatch(STEP, key.removeprefix(f"{self.prefix}/")) for key in (store or self.store).list(f"{self.prefix}/step-"))
+        return sorted(int(match[1]) for match in found if match)
 
     def save(self, step: int, folder: Path) -> None:
         """Takes a checkpoint's folder over and starts to send it; waits only while the one before is still on its way.
 
-        Raises DiskFull. A store that does not answer is warned of: the checkpoint is on this disk, and the next one is sent again.
+        Raises DiskFull, and StageFailed where this disk cannot be written otherwise. A store that does not answer is warned of: the checkpoint is on this
+        disk, and the next one is sent again.
         """
         self.wait()
         prefix = self._at(step)
-        manifest = artifacts.commit(self.disk, prefix, folder, stage=self.stage, key=self.key)
+        try:
+            manifest = artifacts.commit(self.disk, prefix, folder, stage=self.stage, key=self.key, metrics={"step": step})
+        except OSError as error:
+            raise StageFailed(f"the checkpoint of step {step} cannot be kept in {self.disk.folder} ({error}): make it a folder that can be written") from error
         self._prune(self.disk)
         self._sending = self._sender.submit(self._send, prefix, manifest)
 
@@ -85,18 +92,25 @@ class Checkpoints:
 
     def _whole(self, store: Store, step: int, say: Callable[[str], None]) -> Path | None:
         prefix, where = self._at(step), "on this disk" if store is self.disk else "in the store"
-        manifest = artifacts.find(store, prefix)
-        if manifest is None:
-            say(f"the checkpoint of step {step} {where} is damaged and is not used")
-            return None
+        damage = ""
         try:
-            if store is self.disk:
-                return artifacts.verify(self.disk, prefix, manifest)
-            folder = artifacts.folder_on(self.disk, prefix, manifest)
-            return artifacts.fetch(store, prefix, manifest, folder)
-        except IntegrityError as error:
-            say(f"the checkpoint of step {step} {where} is damaged and is not used: {error}")
-            return None
+            manifest = artifacts.find(store, prefix)
+            # A copy of another step's is whole in itself.
+            if manifest is not None and manifest.metrics.get("step") == step:
+                if store is self.disk:
+                    return artifacts.verify(self.disk, prefix, manifest)
+                folder = artifacts.folder_on(self.disk, prefix, manifest)
+                shutil.rmtree(folder, ignore_errors=True)
+                return artifacts.fetch(store, prefix, manifest, folder)
+        except (IntegrityError, OSError) as error:
+            damage = f": {error}"
+        except StorageUnavailable as error:
+            # A store that is away is asked again; a disk that cannot be read is as good as damaged.
+            if store is self.store:
+                raise
+            damage = f": {error}"
+        say(f"the checkpoint of step {step} {where} is damaged and is not used{damage}")
+        return None
 
     def _prune(self, store: Store) -> None:
         for old in self.steps(store)[: -self.keep]:

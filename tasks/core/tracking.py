@@ -46,6 +46,8 @@ def server_uri(section: TrackingSection) -> str:
     uri = section.uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError("tracking.uri is not set and neither is MLFLOW_TRACKING_URI: start the embedded stack with `ratchet up`, or set one of them")
+    if not uri.startswith(("http://", "https://")):
+        raise ConfigError(f"MLFLOW_TRACKING_URI is {uri!r} and must be the http(s) address of an MLflow server: `ratchet up` starts one")
     return uri.rstrip("/")
 
 
