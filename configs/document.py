@@ -39,7 +39,8 @@ Every field of a run, as `section.field`. Unknown fields are refused. Made from 
 """
 ENTRIES = """
 An entry of `gates` has `metric` and either `min` and `max`, or `rival: sft` with `margin` and `confidence`. An entry of
-`grpo.reward_config.components` has `type`, `weight` and the settings of its type: `target_length` (length_penalty), `step_bonus` and `max_steps` (step).
+`grpo.reward_config.components` has `type`, `weight` and the settings of its type: `target_length` and
+`length_unit` (length_penalty), `step_bonus`, `max_steps` and `only_right` (step).
 
 Values may be given three ways: in a YAML file or preset, by `--set section.field=value` on the command line, and as `overrides` of the flow's form.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # Fields of a reward's settings that each type uses; any other one would be ignored and is refused.
-REWARD_USES = {"accuracy": (), "length_penalty": ("target_length",), "step": ("step_bonus", "max_steps"), "format": ()}
+REWARD_USES = {"accuracy": (), "length_penalty": ("target_length", "length_unit"), "step": ("step_bonus", "max_steps", "only_right"), "format": ()}
 COMPONENTS = tuple(REWARD_USES)
 # Metrics that have a value for every prompt, so that two models can be compared on them, with their column in completions.jsonl.
 PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
@@ -117,6 +117,38 @@ def reward_settings(field: str, kind: str, settings: Any, also: tuple[str, ...])
     for name, info in type(settings).model_fields.items():
         if name not in used and getattr(settings, name) != info.default:
             raise ValueError(f"{field}.{name} is set and reward type {kind} does not use it: take it out, or choose a type that does")
+
+
+def rewards_of_the_right(reward_type: str, settings: Any) -> None:
+    """Raises ValueError where the terms beside accuracy can lift a wrong answer to the worth of a right one, and for a negative weight of a known term.
+
+    length_penalty lies between -1 and 0, format between 0 and 1, and step between 0 and step_bonus x max_steps where it also pays wrong answers.
+    What a function of the user's may be worth is not known here; the reward audit looks at it.
+    """
+    if reward_type == "combined":
+        terms = [(c.type, c.weight, c) for c in settings.components]
+    elif reward_type in REWARD_USES:
+        terms = [("accuracy", 1.0, settings)] + ([(reward_type, settings.weight, settings)] if reward_type != "accuracy" else [])
+    else:
+        return
+    for name, weight, _ in terms:
+        if name in REWARD_USES and weight < 0:
+            raise ValueError(f"grpo.reward_config gives {name} the weight {weight:g}, which would pay for its opposite: set it to 0 or more")
+    accuracy = sum(weight for name, weight, _ in terms if name == "accuracy")
+    swings = {name: weight * _swing(name, term) for name, weight, term in terms if name in REWARD_USES and name != "accuracy"}
+    if 0 < accuracy <= (total := sum(swings.values())):
+        names = " and ".join(f"{name} ({swing:g})" for name, swing in swings.items() if swing)
+        raise ValueError(
+            f"grpo.reward_config lets {names} move a completion by {total:g}, and accuracy is worth {accuracy:g}: a wrong answer could be worth "
+            "as much as a right one; lower their weights so that they stay below accuracy's together"
+        )
+
+
+def _swing(name: str, term: Any) -> float:
+    """How far a term, before its weight, can move a completion for something else than being right."""
+    if name == "step":
+        return 0.0 if term.only_right else term.step_bonus * term.max_steps
+    return 1.0
 
 
 def gate(metric: str, least: float | None, most: float | None, rival: str | None) -> None:

@@ -142,9 +142,11 @@ class RewardComponent(Section):
 
     type: str = Field(description="accuracy, length_penalty, step, format, or package.module:function.")
     weight: float = Field(1.0, description="Factor of this term in the total.")
-    target_length: int = Field(200, ge=1, description="length_penalty: tokens that cost nothing.")
+    target_length: int = Field(200, ge=1, description="length_penalty: length that costs nothing; twice that length costs 1, and more costs no more.")
+    length_unit: Literal["tokens", "characters"] = Field("tokens", description="length_penalty: what lengths are counted in.")
     step_bonus: float = Field(0.1, ge=0, description="step: reward of one reasoning step.")
     max_steps: int = Field(5, ge=1, description="step: steps that are paid at most.")
+    only_right: bool = Field(True, description="step: pay steps only where the answer is right.")
 
     @model_validator(mode="after")
     def _known(self):
@@ -157,10 +159,13 @@ class RewardConfig(Section):
     """Settings of the reward."""
 
     components: list[RewardComponent] = Field([], description="Terms of `reward_type: combined`.")
-    weight: float = Field(0.5, description="Weight of the term of `length_penalty` or `step` beside accuracy.")
-    target_length: int = Field(200, ge=1, description="length_penalty: tokens that cost nothing.")
+    last_number: bool = Field(False, description="Take the last number for the answer of a completion that states none in any other form.")
+    weight: float = Field(0.5, description="Weight of the term of `length_penalty`, `step` or `format` beside accuracy.")
+    target_length: int = Field(200, ge=1, description="length_penalty: length that costs nothing; twice that length costs 1, and more costs no more.")
+    length_unit: Literal["tokens", "characters"] = Field("tokens", description="length_penalty: what lengths are counted in.")
     step_bonus: float = Field(0.1, ge=0, description="step: reward of one reasoning step.")
     max_steps: int = Field(5, ge=1, description="step: steps that are paid at most.")
+    only_right: bool = Field(True, description="step: pay steps only where the answer is right.")
 
 
 class GRPOSection(Training):
@@ -188,8 +193,9 @@ class GRPOSection(Training):
                 f"grpo.reward_type is {self.reward_type} with {len(self.reward_config.components)} grpo.reward_config.components: "
                 "components belong to reward_type combined, which needs at least one"
             )
-        plain = self.reward_type in ("length_penalty", "step", "format")
-        rules.reward_settings("grpo.reward_config", self.reward_type, self.reward_config, also=("components", "weight") if plain else ("components",))
+        also = ("components", "last_number", *(("weight",) if self.reward_type in ("length_penalty", "step", "format") else ()))
+        rules.reward_settings("grpo.reward_config", self.reward_type, self.reward_config, also)
+        rules.rewards_of_the_right(self.reward_type, self.reward_config)
         return self
 
 

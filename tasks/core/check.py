@@ -1,4 +1,4 @@
-"""What `ratchet check` prints: the data's counts, the batch arithmetic, an estimate of memory. Trains nothing and stores nothing."""
+"""What `ratchet check` prints: the data's counts, the batch arithmetic, the reward audit, an estimate of memory. Trains nothing and stores nothing."""
 
 import math
 import tempfile
@@ -6,16 +6,17 @@ from pathlib import Path
 
 from configs.errors import DataError
 from configs.schema import RunConfig, Training
-from tasks.core import data, memory, rewards
+from tasks.core import audit, data, memory, rewards
 
 
 def check(config: RunConfig) -> list[str]:
     """Lines for people. Raises ConfigError, DataError or ModelError for what would stop a run."""
     with tempfile.TemporaryDirectory() as folder:
         counts = data.prepare(config.data, config.seed, Path(folder))
+        reward = rewards.build(config.grpo.reward_type, config.grpo.reward_config)
+        ranking = audit.audit(reward, audit.samples(Path(folder)))
     if config.evaluation.split == "validation" and not counts["num_validation"]:
         raise DataError("evaluation.split is validation and data.validation_size is 0: raise it, or evaluate on test")
-    rewards.build(config.grpo.reward_type, config.grpo.reward_config)
     estimate = memory.estimate(config)
     sizes = "; ".join(f"{name}: {estimate[name]['trainable']:,} trainable, about {estimate[name]['peak_bytes'] / 2**30:.1f} GiB" for name in ("sft", "grpo"))
     held_out = counts["num_test" if config.evaluation.split == "test" else "num_validation"]
@@ -25,6 +26,7 @@ def check(config: RunConfig) -> list[str]:
         f"{counts['num_validation']:,} for validation, {counts['num_test']:,} for test; {measured:,} are measured",
         f"sft: {steps(config.sft, counts['num_demonstrations'], config.compute.num_processes, rows_per_sample=1)}",
         f"grpo: {steps(config.grpo, counts['num_train_prompts'], config.compute.num_processes, rows_per_sample=config.grpo.num_generations)}",
+        f"reward: {audit.sentence(ranking)}",
         f"memory per process on {estimate['device']}, roughly: {estimate['parameters']:,} parameters; {sizes}",
     ]
 

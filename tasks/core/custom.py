@@ -1,5 +1,6 @@
 """Reward functions of the user's, `package.module:function`: found, part of the stage key, imported, and checked at every call."""
 
+import asyncio
 import hashlib
 import importlib
 import importlib.util
@@ -8,7 +9,8 @@ import math
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from modulefinder import ModuleFinder
 from numbers import Real
 from pathlib import Path
@@ -62,15 +64,27 @@ def function(spec: str) -> Callable[..., list[float | None]]:
         given = {name: _copied(value) for name, value in given.items()}
         try:
             values = inner(**(given if takes_all else {k: v for k, v in given.items() if k in accepted}))
+            if inspect.iscoroutinefunction(inner):
+                values = _awaited(values)
         except RatchetError:
             raise
         except (Exception, SystemExit) as error:  # whatever the user's function does
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise StageFailed(f"the reward {spec} raised {type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})") from error
-        return _checked(spec, values, len(completions))
+        return _checked(spec, values, len(completions), columns.get("id"))
 
     reward.__name__ = inner.__name__
     return reward
+
+
+def _awaited(coroutine: Coroutine) -> Any:
+    """What an async function returns, wherever it is called: a loop that runs in this thread already cannot run it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(asyncio.run, coroutine).result()
 
 
 def _copied(value: Any) -> Any:
@@ -114,19 +128,26 @@ def _imported(spec: str) -> Callable:
         raise _not_importable(spec, error) from error
     if found is None:
         raise ConfigError(f"the reward {spec} does not exist: {module} has no {name}, check the spelling")
-    # Its own name is that of the metric: a lambda has none, and `total` is the sum's.
-    if not inspect.isfunction(found) or not found.__name__.isidentifier() or found.__name__ == "total" or inspect.iscoroutinefunction(found):
-        raise ConfigError(f"the reward {spec} is no plain function with a name other than total: write it as `def {name}(completions, gold, **columns)`")
+    remedy = f"write it as `def {name}(completions, gold, **columns)`"
+    if not inspect.isfunction(found):
+        raise ConfigError(f"the reward {spec} is {type(found).__name__} and must be a function: {remedy}")
+    if not found.__name__.isidentifier():
+        raise ConfigError(f"the reward {spec} is a lambda, whose name {found.__name__} is none that a metric could have: {remedy}")
+    if found.__name__ == "total":
+        raise ConfigError(f"the reward {spec} is named total, which is the name of the weighted sum of all rewards: give the function another name")
+    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        raise ConfigError(f"the reward {spec} yields its values and must return them in a list: {remedy}")
     return found
 
 
-def _checked(spec: str, values: Any, count: int) -> list[float | None]:
-    """Raises ConfigError unless `values` holds one finite number or None per completion."""
+def _checked(spec: str, values: Any, count: int, ids: list[str] | None) -> list[float | None]:
+    """Raises ConfigError unless `values` holds one finite number or None per completion; `ids` are the names of their rows, where there are any."""
     if not isinstance(values, list):
         raise ConfigError(f"the reward {spec} returned {type(values).__name__} and must return a list with one number or None per completion")
     if len(values) != count:
         raise ConfigError(f"the reward {spec} returned {len(values)} values for {count} completions: return one per completion")
     for row, value in enumerate(values):
         if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
-            raise ConfigError(f"the reward {spec} returned {value!r:.100} for completion {row}: return a finite number, or None for no opinion")
+            named = f" (row {ids[row]})" if ids and len(ids) == count else ""
+            raise ConfigError(f"the reward {spec} returned {value!r:.100} for completion {row}{named}: return a finite number, or None for no opinion")
     return [None if v is None else float(v) for v in values]

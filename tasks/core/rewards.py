@@ -13,22 +13,26 @@ from tasks.core import custom
 from tasks.core.answers import extract_answer, is_formatted, same_answer
 
 RewardFunction = Callable[..., list[float | None]]
+Verdict = Callable[[str, str], bool]
 
-_MARKER = re.compile(r"[\s*#>-]*(?:step\s+[0-9]+\s*[.:)-]|[0-9]+[.):](?=\s))", re.IGNORECASE)
+_MARKER = re.compile(r"[\s*#>-]*(?:step\s+[0-9]+\s*[*_]*[.:)-]|[0-9]+[.):](?=\s))", re.IGNORECASE)
 _STEP_INSIDE = re.compile(r"\s(?=step\s+[0-9]+\s*:)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
+_SAYS_SOMETHING = re.compile(r"[^\W\d_]{2}")
+_OPERATOR = re.compile(r"[-+*/×÷·^%−]|\\(?:times|cdot|div|frac)|[0-9]\s*x\s*[0-9]")
 
 
 def count_steps(text: str) -> int:
-    """Number of different reasoning steps: numbered lines, lines `Step N: ...`, and sentences with an equation (a number on each side of `=`).
+    """Number of different reasoning steps: numbered lines and lines `Step N: ...` that say something, and sentences with a calculation (`48 / 2 = 24`).
 
-    Repeated lines, empty ones and equations that say nothing (`5 = 5`) do not count.
+    Repeated lines, blank ones, lines without a word and equations without an operation (`5 = 5`, `x = 5`) do not count.
     """
     seen = set()
     for line in _STEP_INSIDE.sub("\n", text).splitlines():
         marker = _MARKER.match(line)
         if marker:
-            found = [line[marker.end() :]]
+            said = line[marker.end() :]
+            found = [said] if _SAYS_SOMETHING.search(said) or _is_equation(said) else []
         else:
             found = [s for s in _SENTENCE_END.split(line) if _is_equation(s)]
         seen |= {" ".join(s.split()).casefold().strip(" .;*") for s in found}
@@ -38,7 +42,7 @@ def count_steps(text: str) -> int:
 def _is_equation(sentence: str) -> bool:
     sides = [s.strip(" .;*$") for s in sentence.split("=")]
     numeric = [any(c in "0123456789" for c in s) for s in sides]
-    return any(numeric[i] and numeric[i + 1] and sides[i] != sides[i + 1] for i in range(len(sides) - 1))
+    return _OPERATOR.search(sentence) is not None and any(numeric[i] and numeric[i + 1] and sides[i] != sides[i + 1] for i in range(len(sides) - 1))
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Reward:
 
     weights: dict[str, float]
     functions: list[RewardFunction]
+    last_number: bool = False
+
+    def answer(self, completion: str) -> str | None:
+        """The answer that a completion states, extracted as the components do."""
+        return extract_answer(completion, self.last_number)
 
     def score(self, completions: list[str], gold: list[str], lengths: list[int], columns: Mapping[str, list[Any]] | None = None) -> list[dict]:
         """One dict per completion: `total` (weighted, as TRL adds it up) and each component, unweighted; None is a component without an opinion.
@@ -85,12 +94,12 @@ def build(reward_type: str, config: RewardConfig) -> Reward:
         components = [accuracy, RewardComponent(type=reward_type, weight=config.weight, **settings)]
     if not components:
         raise ConfigError("grpo.reward_config.components is empty and grpo.reward_type is combined: give at least one component")
-    functions = [_component(c) for c in components]
+    functions = [_component(c, config.last_number) for c in components]
     names = [f.__name__ for f in functions]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"grpo.reward_config.components has {names.count(name)} components named {name}, and each name may occur once: keep one of them")
-    return Reward({n: c.weight for n, c in zip(names, components, strict=True)}, functions)
+    return Reward({n: c.weight for n, c in zip(names, components, strict=True)}, functions, config.last_number)
 
 
 def source_digest(reward_type: str, config: RewardConfig) -> str:
@@ -100,50 +109,51 @@ def source_digest(reward_type: str, config: RewardConfig) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
-def _component(component: RewardComponent) -> RewardFunction:
+def _component(component: RewardComponent, last_number: bool) -> RewardFunction:
     """The reward function of one component."""
     if ":" in component.type:
         return custom.function(component.type)
+
+    def is_right(completion: str, gold: str) -> bool:
+        return same_answer(extract_answer(completion, last_number), gold)
+
     make = {"accuracy": _accuracy, "length_penalty": _length_penalty, "step": _step, "format": _format}[component.type]
-    function = make(component)
+    function = make(component, is_right)
     # TRL logs rewards/<__name__>/mean: the component's name is the metric's.
     function.__name__ = component.type
     return function
 
 
-def _is_right(completion: str, gold: str) -> bool:
-    return same_answer(extract_answer(completion), gold)
-
-
-def _accuracy(component: RewardComponent) -> RewardFunction:
+def _accuracy(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     def accuracy(prompts, completions, completion_ids=None, gold=None, **columns):
         """1.0 for the right answer, else 0.0."""
-        return [float(_is_right(c, g)) for c, g in zip(completions, gold, strict=True)]
+        return [float(is_right(c, g)) for c, g in zip(completions, gold, strict=True)]
 
     return accuracy
 
 
-def _length_penalty(component: RewardComponent) -> RewardFunction:
+def _length_penalty(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     target = component.target_length
 
     def length_penalty(prompts, completions, completion_ids=None, gold=None, **columns):
-        """0 up to the target length in tokens, then falling evenly to -1 at twice that length."""
+        """-min(1, max(0, length - target) / target): 0 up to the target length, then falling evenly to -1 at twice that length."""
+        counted = completions if component.length_unit == "characters" else completion_ids
         # 0.0 - x: a short completion costs 0.0, not -0.0.
-        return [0.0 - min(1.0, max(0, len(ids) - target) / target) for ids in completion_ids]
+        return [0.0 - min(1.0, max(0, len(one) - target) / target) for one in counted]
 
     return length_penalty
 
 
-def _step(component: RewardComponent) -> RewardFunction:
+def _step(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     def step(prompts, completions, completion_ids=None, gold=None, **columns):
-        """A bonus per reasoning step, up to a number of steps, and only with the right answer: steps to nowhere are not worth writing."""
-        paid = [min(count_steps(c), component.max_steps) if _is_right(c, g) else 0 for c, g in zip(completions, gold, strict=True)]
-        return [component.step_bonus * n for n in paid]
+        """A bonus per reasoning step, up to a number of steps, and (unless told otherwise) only with the right answer: steps to nowhere earn nothing."""
+        paid = [is_right(c, g) or not component.only_right for c, g in zip(completions, gold, strict=True)]
+        return [component.step_bonus * min(count_steps(c), component.max_steps) if p else 0.0 for c, p in zip(completions, paid, strict=True)]
 
     return step
 
 
-def _format(component: RewardComponent) -> RewardFunction:
+def _format(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     def format_(prompts, completions, completion_ids=None, gold=None, **columns):
         """1.0 for an answer in the form `Final Answer: ...`, else 0.0."""
         return [float(is_formatted(c)) for c in completions]

@@ -21,7 +21,7 @@ _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 
 @dataclass(frozen=True)
 class Row:
-    """A question with its gold answer (a number, as `answers.normal_number` writes it) and a worked answer that ends in `Final Answer: gold`."""
+    """A question with its gold answer (as `answers.normal_gold` writes it) and a worked answer that ends in `Final Answer: gold`."""
 
     id: str
     question: str
@@ -239,10 +239,13 @@ def _row(section: DataSection, id_: str, record: Any, where: str) -> Row:
     answer = _text(record, "answer_column", section.answer_column, where)
     work, mark, stated = answer.rpartition("####")
     if not mark:
-        raise DataError(f"{where} has no #### in {section.answer_column}: an answer must end in `#### N`, where N is the gold number")
-    gold = answers.normal_number(stated.strip())
+        raise DataError(f"{where} has no #### in {section.answer_column}: an answer must end in `#### N`, where N is the gold answer")
+    gold = answers.normal_gold(stated)
     if gold is None:
-        raise DataError(f"{where} has the gold answer {stated.strip()[:60]!r}, which is not one number: write a number after the last ####")
+        raise DataError(
+            f"{where} has the gold answer {stated.strip()[:60]!r}, which no answer could be compared with: "
+            r"write a number, a ratio, yes or no, a choice such as B, LaTeX, or \text{words} after the last ####"
+        )
     work = _CALCULATOR_MARK.sub("", work).strip()
     return Row(id_, question, gold, f"{work}\nFinal Answer: {gold}".lstrip(), where)
 
