@@ -255,7 +255,7 @@ ADVERSARIAL = [
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("gold", ["72", "5 km", "3:4", "yes", "B", "\\text{Evelyn}", "\\sqrt{2}", "blue whale"])
+@pytest.mark.parametrize("gold", ["72", "B", "\\sqrt{2}", "blue whale"])
 def test_no_text_breaks_the_rewards_in_a_thread(gold):
     config = RewardConfig(components=[RewardComponent(type=t) for t in ("accuracy", "length_penalty", "step", "format")], last_number=True)
     reward, found = rewards.build("combined", config), []

@@ -28,7 +28,7 @@ def count_steps(text: str) -> int:
     Repeated lines, blank ones, lines without a word and equations without an operation (`5 = 5`, `x = 5`) do not count.
     """
     seen = set()
-    for line in _STEP_INSIDE.sub("\n", text).splitlines():
+    for line in filter(str.strip, _STEP_INSIDE.sub("\n", text).splitlines()):
         marker = _MARKER.match(line)
         if marker:
             said = line[marker.end() :]
