@@ -96,13 +96,13 @@ NUMBERS = [
     ("72", ["72", " 72. ", "72.0", "72.00", "+72", "072", "**72**", '"72"', "`72`", "(72)", "$72$", "\\(72\\)", "\\text{72}", "{72}"],
            ["-72", "7.2", "720", "71.99999999999", "72 or 73", "72, 73", "72 73", "71 to 72", "seventy-two", "72!", "nan", "٧٢", "7²", "\\pm 72", "72/",
             "--72"]),
-    ("72", ["72 clips", "72 clips altogether in April and May.", "72\\text{ clips}", "72 km", "$72", "€72", "72%", "72 (clips)", "72°"],
+    ("72", ["72 clips", "72 clips altogether in April and May.", "72\\text{ clips}", "72 km", "$72", "€72", "72%", "72 (clips)", "72°", "**72** clips"],
            ["72 million", "72k", "72x", "72 apples or maybe more", "72 not", "72 dozen", "72 clips and a half", "72. So 73", "about 72", "~72", "≈72"]),
     ("72", ["x = 72", "48 + 24 = 72", "the answer is 72", "So the final answer is: 72"],
            ["48 + 24", "71 = 72", "72 = 72 = 72", "x > 72", "x >= 72", "x != 72", "not x = 72", "72 = x", "\\sqrt{5184}", "6^2 \\cdot 2"]),
     ("1234", ["1,234", "1 234", "1\u00a0234", "1\u202f234", "1'234", "1’234", "1_234", "1{,}234", "1\\,234", "1,\\!234", "1,234.00", "1.234,00",
             "$1,234", "1234.", "1.234e3"],
-             ["1.234", "12,34", "1,23,4", "1,2345", "1;234", "1, 234", "$1$234", "\\mathbf{1}\\mathbf{234}", "1-234", "1/234"]),
+             ["1.234", "12,34", "1,23,4", "1,2345", "1;234", "1, 234", "$1$234", "\\mathbf{1}\\mathbf{234}", "**1****234**", "1**2**34", "1-234", "1/234"]),
     ("1.234", ["1.234", "1.2340", "1,2340"], ["1,234", "1234", "1 234", "1.234.000"]),
     ("1234.5", ["1,234.5", "1.234,5", "1 234,5", "1'234.5", "1_234.50", "1234,5", "€1.234,50"], ["12345", "1.2345", "1,234,5", "1.234.5"]),
     ("1234567", ["1,234,567", "1.234.567", "1 234 567", "12,34,567", "1'234'567", "1_234_567", "1.234567 million", "1.234567 \\times 10^6"],
@@ -254,7 +254,7 @@ ADVERSARIAL = [
 ]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("gold", ["72", "B", "\\sqrt{2}", "blue whale"])
 def test_no_text_breaks_the_rewards_in_a_thread(gold):
     config = RewardConfig(components=[RewardComponent(type=t) for t in ("accuracy", "length_penalty", "step", "format")], last_number=True)
@@ -303,7 +303,7 @@ def ask_in_a_thread(question: list[str]) -> tuple[bool, float]:
     return found[0]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("huge", ["9^{9^{9^9}}", "\\sqrt{2}^{10^{10}}", "(10^{10})!", "\\sum_{n=1}^{10^9} \\sin(n^2)"])
 def test_what_would_be_computed_for_ever_is_ended_and_the_next_question_answered(huge):
     # Straight to the helper: `same_answer` keeps most of this from it.
@@ -311,7 +311,7 @@ def test_what_would_be_computed_for_ever_is_ended_and_the_next_question_answered
     assert ask_in_a_thread(["\\sqrt{8}", "2\\sqrt{2}"])[0] is True
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_threads_share_the_helper():
     right, wrong = [], []
     threads = [threading.Thread(target=lambda n=n: right.append(same_answer(f"\\sqrt{{{4 * n}}}", f"2\\sqrt{{{n}}}"))) for n in (2, 3, 5, 7)]

@@ -55,6 +55,7 @@ _LATEX = [
     (re.compile(r"\\euro(?![a-z])"), "€"),
     (re.compile(r"\^ *\{ *([-+]?[0-9]+) *\}"), r"^\1"),
 ]
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _UNIT_POWER = re.compile(r"(?<=[a-zA-Z]) *\^ *([23])(?![0-9])")
 
 
@@ -69,6 +70,9 @@ class Quantity(NamedTuple):
 def cleaned(text: str) -> str:
     """A text without LaTeX's and Markdown's wrapping, its dashes and spaces made plain; a command that remains keeps its backslash."""
     text = text.translate(_CHARACTERS)
+    if "**" in text:
+        # Two spaces, here and below: what was wrapped side by side makes no groups of digits.
+        text = _BOLD.sub(r"  \1  ", text)
     if any(mark in text for mark in "\\${^"):
         # \x01: a dollar sign that is money whatever stands around it.
         text = text.replace("\\$", "\x01").strip(" ")
@@ -80,7 +84,6 @@ def cleaned(text: str) -> str:
         text = _TEXTUAL.sub(r"  \1  ", text)
         text = _FRAC.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", text)
         text = _UNIT_POWER.sub(lambda m: {"2": "²", "3": "³"}[m[1]], text).replace("\x01", "$")
-        # Two spaces: what stood in braces side by side are no groups of digits.
         text = text.replace("{", "  ").replace("}", "  ")
     return text.strip(_WRAPPING).rstrip(". ").strip(_WRAPPING)
 
