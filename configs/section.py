@@ -1,8 +1,10 @@
 """A part of the run configuration: what all of its models have in common."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 def no_key(default: Any, description: str, **limits: Any) -> Any:

@@ -36,7 +36,7 @@ def post_train(preset: str | None = None, config: RunConfig | None = None, overr
 
 def pipeline(run: Run, cfg: RunConfig, stages: Stages) -> Artifact:
     """The stages, in their order; gives the verdict."""
-    data = stages.add(prepare_data(run, cfg.data, cfg.seed))
+    data = stages.add(prepare_data(run, cfg.data, cfg.grpo, cfg.seed))
     base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
     measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, data)
     base_scores = stages.add(evaluate(run, "base", *measured, policy=base))

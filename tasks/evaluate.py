@@ -13,7 +13,7 @@ from tasks.core.trainer import read_rows
 from tasks.sft import loading
 from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
-VERSION = 1
+VERSION = 2
 JUDGE_VERSION = 1
 
 

@@ -121,7 +121,7 @@ def test_rows_of_a_folder(tmp_path):
     question = "How much is 1 and 1?"
     assert files["sft"][0] == {"id": "train-1", "prompt": [{"role": "user", "content": question}], "completion": "It is 1+1=2.\nFinal Answer: 2"}
     assert files["grpo"][0] == {"id": "train-1", "prompt": [{"role": "user", "content": question}], "question": question, "gold": "2"}
-    assert [(r["id"], r["gold"]) for r in files["validation"] + files["test"]] == [("validation-1", "6"), ("test-1", "1004")]
+    assert [(r["id"], r["gold"]) for r in files["validation"] + files["test"]] == [("validation-1", "6"), ("test-1", "$1004")]
 
 
 def test_lines_have_sorted_keys_and_end_in_a_newline(tmp_path):
@@ -186,8 +186,8 @@ def test_demonstrations_agree_with_the_rewards(tmp_path):
     given = ["#### 1,000", "half.\n#### 1/2", "cold.\n#### -5", "price.\n#### $2.50", "mark <<1+1=2>>2\n#### 3\n#### 4 clips"]
     path = folder(tmp_path / "d", [row(n, a) for n, a in enumerate(given)], [row(98)], [row(99)])
     files = prepared(tmp_path / "out", path=str(path))
-    assert [r["gold"] for r in files["grpo"]] == ["1000", "1/2", "-5", "2.50", "4"]
-    assert [answers.extract_answer(r["completion"]) for r in files["sft"]] == ["1000", "1/2", "-5", "2.50", "4"]
+    assert [r["gold"] for r in files["grpo"]] == ["1000", "1/2", "-5", "$2.50", "4"]
+    assert [answers.extract_answer(r["completion"]) for r in files["sft"]] == ["1000", "1/2", "-5", "$2.50", "4"]
 
 
 GOOD = [row(1), row(2)]

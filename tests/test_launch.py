@@ -11,14 +11,16 @@ import pytest
 import tiny
 
 from configs.errors import DataError, DiskFull, StageFailed, StageKilled
-from configs.schema import ComputeSection, DataSection, SFTSection
+from configs.schema import ComputeSection, DataSection, RewardConfig, SFTSection
 from tasks.core import child
 from tasks.core.context import Context, emit
 from tasks.core.launch import _last_lines, run_child
 
+ACCURACY = {"reward_type": "accuracy", "reward_config": RewardConfig().model_dump(mode="json")}
+
 
 def request(**section):
-    return {"stage": "data", "section": DataSection(**section).model_dump(mode="json"), "seed": 1, "inputs": {}}
+    return {"stage": "data", "section": DataSection(**section).model_dump(mode="json"), "seed": 1, "inputs": {}, "reward": ACCURACY}
 
 
 SMALL = {"arithmetic": {"demonstrations": 20}}
@@ -43,7 +45,7 @@ def test_base_stage_of_a_local_folder_needs_no_data(tmp_path):
     model.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (model / name).write_text("{}")
-    run_child({"stage": "base", "section": {"name": str(model)}, "seed": 1, "inputs": {}}, tmp_path / "w", print)
+    run_child({"stage": "base", "section": {"name": str(model)}, "seed": 1, "inputs": {}, "reward": ACCURACY}, tmp_path / "w", print)
     assert list(json.loads((tmp_path / "w/out/source.json").read_text())) == ["sha256"]
 
 

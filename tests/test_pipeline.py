@@ -33,10 +33,10 @@ PASSING = {"gates": {"accuracy": None, "kl": None, "reward": {"min": -100}}}
 # A user's reward that fails while GRPO trains, until a file says that it was mended; evaluation, which has no trainer, never fails.
 FLAKY = """
 import os, pathlib
-def score(completions, trainer_state=None):
+def score(completions, gold, trainer_state=None):
     if trainer_state is not None and not (pathlib.Path(os.environ["RATCHET_HOME"]) / "mended").exists():
         raise RuntimeError("the reward model is away")
-    return [min(1.0, len(c) / 100) for c in completions]
+    return [float(g in c) for c, g in zip(completions, gold)]
 """
 STAGES = ["data", "base", "evaluate_base", "sft", "evaluate_sft", "grpo", "evaluate_grpo", "judge", "register"]
 

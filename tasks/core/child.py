@@ -22,7 +22,17 @@ def _data(r: dict, context: Context, out: Path) -> dict:
     from configs.schema import DataSection
     from tasks.core import data
 
-    return data.prepare(DataSection(**r["section"]), r["seed"], out)
+    metrics = data.prepare(DataSection(**r["section"]), r["seed"], out)
+    _audit(r["reward"], out)
+    return metrics
+
+
+def _audit(reward: dict, data: Path) -> None:
+    """Refuses a reward that pays for what nobody wants, before anything is trained on it."""
+    from configs.schema import RewardConfig
+    from tasks.core import audit, rewards
+
+    audit.audit(rewards.build(reward["reward_type"], RewardConfig(**reward["reward_config"])), audit.samples(data))
 
 
 def _base(r: dict, context: Context, out: Path) -> dict:
@@ -44,6 +54,7 @@ def _train(r: dict, context: Context, out: Path) -> dict:
         return sft.train(SFTSection(**r["section"]), base=inputs["base"], **common)
     from tasks.core import grpo
 
+    _audit(r["section"], inputs["data"])  # once more: the data may have been there before the reward was
     return grpo.train(GRPOSection(**r["section"]), sft=inputs["sft"], **common)
 
 

@@ -109,7 +109,7 @@ def score(rows: list[dict], prompts: list[str], completions: list[list[int]], st
     totals = reward.score(texts, golds, lengths, columns)
     scored = []
     for row, prompt, text, ids, points in zip(rows, prompts, texts, completions, totals, strict=True):
-        answer = answers.extract_answer(text)
+        answer = reward.answer(text)
         scored.append(
             {
                 "id": row["id"],
