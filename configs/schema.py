@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs import rules
-from configs.data import Arithmetic, DataSection, Hub
+from configs.data import Arithmetic, Checks, DataSection, Hub, ReasoningGym
 from configs.evaluation import DEFAULT_GATES, EvaluationSection, Gate
 from configs.model import ModelSection, Scratch
 from configs.section import Section, no_key
@@ -14,6 +14,7 @@ from configs.training import GRPOSection, RewardComponent, RewardConfig, SFTSect
 __all__ = [
     "DEFAULT_GATES",
     "Arithmetic",
+    "Checks",
     "ComputeSection",
     "DataSection",
     "EvaluationSection",
@@ -21,6 +22,7 @@ __all__ = [
     "Gate",
     "Hub",
     "ModelSection",
+    "ReasoningGym",
     "RegistrySection",
     "RewardComponent",
     "RewardConfig",

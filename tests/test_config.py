@@ -101,7 +101,7 @@ def test_no_gate_at_all_is_refused():
 
 
 def test_path_implies_json_lines():
-    assert load({"data": {"source": "hub", "path": "rows.jsonl"}}).data.source == "jsonl"
+    assert load({"data": {"source": "hub", "path": "rows.jsonl"}}).data.source == "files"
 
 
 @pytest.mark.parametrize("field", ["sft.learning_rate", "sft.num_epochs", "grpo.temperature", "grpo.kl_coef", "gates.kl.min", "grpo.trl.top_p"])

@@ -105,7 +105,13 @@ def test_digest_of_a_function_in_an_installed_package_covers_the_package():
 def test_arguments_that_nobody_gives_are_refused(user_module):
     user_module("def f(completion, answer): return 1.0\n")
     with pytest.raises(ConfigError, match=r"^the reward my_rewards:f asks for completion, answer, and what there is are prompts, completions, .*: name these"):
-        rewards.build("my_rewards:f", RewardConfig())
+        rewards.build("my_rewards:f", RewardConfig()).score(["a"], ["1"], [1])
+
+
+def test_further_columns_of_the_data_reach_the_function(user_module):
+    user_module("def f(completions, level): return [float(n) for n in level]\n")
+    scores = rewards.build("my_rewards:f", RewardConfig()).score(["a", "b"], ["1", "2"], [1, 1], {"level": [3, 4]})
+    assert [row["total"] for row in scores] == [3.0, 4.0]
 
 
 def test_what_a_function_raises_is_one_sentence_with_its_place(user_module):

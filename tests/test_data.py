@@ -12,6 +12,11 @@ from tasks.core import answers, data, store
 
 GSM8K = [p for p in [Path(__file__).parents[2] / "shared/data/gsm8k"] if p.is_dir()]
 
+CLEAN = {
+    "num_missing": 0, "num_unreadable": 0, "num_encoding": 0, "num_conflicts": 0, "num_leaks": 0, "num_contamination": 0, "num_near_duplicates": 0,
+    "num_disagreements": 0, "num_dropped": 0, "num_left_out": 0,
+}  # fmt: skip
+
 
 def row(number: int, answer: str | None = None) -> dict:
     worked = f"It is {number}+1=<<{number}+1={number + 1}>>{number + 1}.\n#### {number + 1}"
@@ -53,8 +58,11 @@ def test_arithmetic_counts(tmp_path):
         "num_train_duplicates": 0,
         "num_validation_duplicates": 0,
         "num_test_duplicates": 0,
+        **CLEAN,
+        "num_disagreements": 2400,  # wrong on purpose, and kept
     }
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["grpo.jsonl", "report.json", "sft.jsonl", "test.jsonl", "validation.jsonl"]
+    names = ["card.json", "card.md", "grpo.jsonl", "report.json", "sft.jsonl", "test.jsonl", "validation.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
 
 
 def test_arithmetic_shares_of_demonstrations(tmp_path):
@@ -160,6 +168,7 @@ def test_a_repeated_question_of_a_single_file_goes_to_one_split_only(tmp_path):
         "num_train_duplicates": 15,
         "num_validation_duplicates": 6,
         "num_test_duplicates": 9,
+        **CLEAN,
     }
 
 
@@ -204,7 +213,7 @@ GOOD = [row(1), row(2)]
         ([{"question": " ", "answer": "#### 1"}], "^train.jsonl line 1 has nothing in column question"),
         ([{"question": "x", "answer": ""}], "^train.jsonl line 1 has nothing in column answer"),
         ([{"question": "x", "answer": 5}], "^train.jsonl line 1 has int in column answer"),
-        ([{"question": "x", "answer": None}], "^train.jsonl line 1 has NoneType in column answer"),
+        ([{"question": "x", "answer": None}], "^train.jsonl line 1 has nothing in column answer"),
         ([{"question": "\ud800", "answer": "#### 1"}], "^train.jsonl line 1 has half a surrogate pair"),
         ([row(1), row(2, "It is 3.")], "^train.jsonl line 2 has no #### in answer"),
         ([row(1), row(2, "#### three")], "^train.jsonl line 2 has the gold answer 'three'"),

@@ -1,5 +1,6 @@
 """What `ratchet check` prints: the data's counts, the batch arithmetic, the reward audit, an estimate of memory. Trains nothing and stores nothing."""
 
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -8,13 +9,18 @@ from configs.errors import DataError
 from configs.schema import RunConfig, Training
 from tasks.core import audit, data, memory, rewards
 
+# Tokens that a chat template puts around a prompt, at most.
+TEMPLATE = 256
+
 
 def check(config: RunConfig) -> list[str]:
     """Lines for people. Raises ConfigError, DataError or ModelError for what would stop a run."""
     with tempfile.TemporaryDirectory() as folder:
-        counts = data.prepare(config.data, config.seed, Path(folder))
+        out = Path(folder) / "data"
+        counts = data.prepare(config.data, config.seed, out)
+        card = json.loads((out / "card.json").read_text(encoding="utf-8"))
         reward = rewards.build(config.grpo.reward_type, config.grpo.reward_config)
-        ranking = audit.audit(reward, audit.samples(Path(folder)))
+        ranking = audit.audit(reward, audit.samples(out))
     if config.evaluation.split == "validation" and not counts["num_validation"]:
         raise DataError("evaluation.split is validation and data.validation_size is 0: raise it, or evaluate on test")
     estimate = memory.estimate(config)
@@ -24,11 +30,31 @@ def check(config: RunConfig) -> list[str]:
     return [
         f"data: {counts['num_demonstrations']:,} demonstrations, {counts['num_train_prompts']:,} training prompts, "
         f"{counts['num_validation']:,} for validation, {counts['num_test']:,} for test; {measured:,} are measured",
+        f"checks: {found(card['checks'])}; {longest(card['splits'], estimate['takes'], config.grpo.max_new_tokens)}",
         f"sft: {steps(config.sft, counts['num_demonstrations'], config.compute.num_processes, rows_per_sample=1)}",
         f"grpo: {steps(config.grpo, counts['num_train_prompts'], config.compute.num_processes, rows_per_sample=config.grpo.num_generations)}",
         f"reward: {audit.sentence(ranking)}",
         f"memory per process on {estimate['device']}, roughly: {estimate['parameters']:,} parameters; {sizes}",
     ]
+
+
+def found(checks: dict[str, dict]) -> str:
+    """What the checks of the data found and did, in words."""
+    parts = []
+    for name, check in checks.items():
+        done = [f"{check[outcome]:,} {outcome}" for outcome in ("fixed", "dropped", "kept") if check[outcome]]
+        parts += [f"{name.replace('_', ' ')} {', '.join(done)}"] if done else []
+    return "; ".join(parts) or "nothing found"
+
+
+def longest(splits: dict[str, dict], takes: int | None, new_tokens: int) -> str:
+    """Whether the longest prompt fits into the model's context, as far as that can be said without its tokenizer: a token is a byte at least."""
+    most = max(split["longest_prompt_bytes"] for split in splits.values())
+    says = f"the longest prompt has {max(split['longest_prompt_words'] for split in splits.values()):,} words in {most:,} bytes"
+    if takes is None:
+        return says
+    fits = "and fits" if most + new_tokens + TEMPLATE <= takes else "and may not fit (GRPO counts its tokens when it starts: data.checks.long_prompts)"
+    return f"{says} {fits} into the {takes:,} tokens of the model beside {new_tokens:,} new ones"
 
 
 def steps(section: Training, available: int, processes: int, rows_per_sample: int) -> str:

@@ -22,7 +22,7 @@ def _data(r: dict, context: Context, out: Path) -> dict:
     from configs.schema import DataSection
     from tasks.core import data
 
-    metrics = data.prepare(DataSection(**r["section"]), r["seed"], out)
+    metrics = data.prepare(DataSection(**r["section"]), r["seed"], out, context.emit)
     _audit(r["reward"], out)
     return metrics
 

@@ -18,9 +18,6 @@ from typing import Any
 
 from configs.errors import ConfigError, RatchetError, StageFailed
 
-# What a function may ask for. More (TRL's `trainer_state`, say) is there while GRPO trains alone, and needs a default.
-GIVEN = ("prompts", "completions", "completion_ids", "gold", "id", "question")
-
 
 def digest(spec: str) -> str:
     """SHA-256 of the function's module and of the user's modules that it imports. Runs none of it: it may import torch, and the caller must not.
@@ -53,13 +50,17 @@ def function(spec: str) -> Callable[..., list[float | None]]:
     parameters = inspect.signature(inner).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = {p.name for p in parameters}
-    unknown = [p.name for p in parameters if p.default is p.empty and p.name not in GIVEN and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if unknown:
-        raise ConfigError(f"the reward {spec} asks for {', '.join(unknown)}, and what there is are {', '.join(GIVEN)}: name these, or write **columns")
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
     def reward(prompts, completions, completion_ids=None, gold=None, **columns):
         """Calls the user's function with the arguments that it names."""
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "gold": gold, **columns}
+        # Which columns there are, the data decides. (More, such as TRL's `trainer_state`, is there while GRPO trains alone, and needs a default.)
+        if unknown := [name for name in needed if name not in given]:
+            raise ConfigError(
+                f"the reward {spec} asks for {', '.join(unknown)}, and what there is are {', '.join(given)}: name these, "
+                "add to data.columns, or write **columns"
+            )
         # Copies: the caller goes on with its lists, whatever the function does to what it gets.
         given = {name: _copied(value) for name, value in given.items()}
         try:

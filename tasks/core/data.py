@@ -1,94 +1,189 @@
 """Data preparation: any source becomes demonstrations for SFT, prompts for GRPO, and prompts held out for validation and test."""
 
-import hashlib
 import json
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from configs.errors import DataError
 from configs.schema import DataSection
-from tasks.core import sources
-from tasks.core.sources import Row
+from tasks.core import answers, arithmetic, card, checks, sources
+from tasks.core.findings import Findings
+from tasks.core.rows import Reader, Row, Unusable
+from tasks.core.table import Table, told
+
+source_digest = sources.digest
+# Shares of the time that reading, looking for contamination, looking for near duplicates and writing take, roughly.
+_READ, _CONTAMINATION, _NEAR = 0.5, 0.6, 0.85
+_EVERY = 1000  # rows between two events
 
 
-def prepare(section: DataSection, seed: int, out: Path) -> dict[str, int]:
-    """Writes the `data` artifact into `out` (sft.jsonl, grpo.jsonl, validation.jsonl, test.jsonl, report.json) and returns the report's counts.
+def prepare(section: DataSection, seed: int, out: Path, emit: Callable[..., None] = lambda **event: None) -> dict[str, int]:
+    """Writes the `data` artifact into `out` and returns its report's counts.
 
-    The same section, seed and source content give the same bytes. Everything is checked before the first byte is written.
+    It holds sft.jsonl, grpo.jsonl, validation.jsonl and test.jsonl (JSON Lines), report.json, and the card (card.json, card.md).
+
+    The same section, seed and source content give the same bytes. Everything is checked before the first byte is in `out`; rows lie in a file beside
+    it meanwhile, so that memory does not grow with them. `emit` is told of the progress.
     Raises DataError for input that cannot be used, StorageUnavailable where the data lies on S3 and that does not answer.
     """
-    splits = sources.read(section, seed)
-    read = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    kept = {name: sources.unique(rows) for name, rows in read.items()}
-    for one, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
-        _disjoint(kept[one], kept[other])
-    report = {
-        "num_demonstrations": len(splits.demonstrations),
-        "num_train_prompts": len(kept["train"]),
-        "num_validation": len(kept["validation"]),
-        "num_test": len(kept["test"]),
-        **{f"num_{name}_duplicates": len(rows) - len(kept[name]) for name, rows in read.items()},
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    demonstrations = ({"id": i, "prompt": messages(section, q), "completion": c} for i, q, c in splits.demonstrations)
-    _write(out / "sft.jsonl", demonstrations)
-    for name, file in (("train", "grpo"), ("validation", "validation"), ("test", "test")):
-        _write(out / f"{file}.jsonl", (_prompt_row(section, row) for row in kept[name]))
-    (out / "report.json").write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def say(share: float) -> None:
+        emit(event="progress", done=round(1000 * share), total=1000)
+
+    findings = Findings(section.checks, section.source)
+    with tempfile.TemporaryDirectory(prefix="ratchet-data-", dir=_folder(out)) as work:
+        table = Table(Path(work) / "rows.sqlite")
+        try:
+            _read(section, seed, table, findings, lambda share: say(_READ * share))
+            checks.conflicts(table, findings)
+            repeated = checks.duplicates(table, findings)
+            checks.leaks(table, findings)
+            checks.contamination(table, findings, lambda share: say(_READ + (_CONTAMINATION - _READ) * share))
+            checks.near_duplicates(table, findings, section.checks.similarity, lambda share: say(_CONTAMINATION + (_NEAR - _CONTAMINATION) * share))
+            for split in ("train", "test"):
+                if not table.count(split):
+                    raise DataError(f"no row is left for {split} after the checks of data.checks: {_dropped(findings)}")
+            left_out = table.limit(section.max_samples, seed) if section.max_samples else 0
+            files = Path(work) / "files"
+            files.mkdir()
+            report = _write(section, seed, table, findings, repeated, left_out, files, lambda share: say(_NEAR + (1 - _NEAR) * share))
+        finally:
+            table.close()
+        out.mkdir(parents=True, exist_ok=True)
+        for file in sorted(files.iterdir()):
+            shutil.move(file, out / file.name)
+    say(1.0)
     return report
 
 
-def messages(section: DataSection, question: str) -> list[dict[str, str]]:
-    """The chat that asks a question: the system message where there is one, then the question with the instruction on a line of its own."""
-    system = [{"role": "system", "content": section.system_prompt}] if section.system_prompt else []
-    return [*system, {"role": "user", "content": f"{question}\n{section.instruction}" if section.instruction else question}]
+def _folder(out: Path) -> Path:
+    """The nearest folder above `out` that is there: on the disk that has room for the result."""
+    return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
-def source_digest(section: DataSection) -> str:
-    """SHA-256 of what the source reads besides its section, for the stage key: a changed file is other data under the same path.
-
-    "" for arithmetic, which the section describes whole. A data set on the Hub goes by name, config and revision; without a revision,
-    a change on the Hub goes unseen. Raises as `prepare` does for files that are not there. Imports neither torch nor datasets.
-    """
-    if section.source == "arithmetic":
-        return ""
-    digest = hashlib.sha256()
-    if section.source == "jsonl":
-        with sources.local_files(section.path) as files:
-            for role, (file, _) in sorted(files.items()):
-                digest.update(f"{role} {_file_digest(file)}\n".encode())
-        return digest.hexdigest()
-    hub = section.hub
-    digest.update(json.dumps([hub.name, hub.config, hub.revision]).encode())
-    folder = Path(hub.name)
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []:
-        digest.update(f"{file.relative_to(folder).as_posix()} {_file_digest(file)}\n".encode())
-    return digest.hexdigest()
+def _read(section: DataSection, seed: int, table: Table, findings: Findings, say: Callable[[float], None]) -> None:
+    """Fills the table, and splits what the source has no split of."""
+    with sources.read(section, seed) as (named, label, splits):
+        reader = Reader(named, findings.note)
+        for number, source in enumerate(splits):
+            table.add(_rows(source, reader, findings, lambda share, number=number: say((number + share) / len(splits))))
+    for check in ("missing", "unreadable", "encoding"):
+        findings.judge(check)
+    table.index()
+    roles = {source.role for source in splits}
+    if "test" not in roles:
+        table.hold_out("test", section.test_size, seed, label)
+    if "validation" not in roles:
+        table.hold_out("validation", section.validation_size, seed, label)
 
 
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _rows(source: sources.Source, reader: Reader, findings: Findings, say: Callable[[float], None]) -> Iterator[tuple[str, Row]]:
+    """(split, row)s of one split of the source. Raises DataError for the first row that a check refuses, and for a split without rows."""
+    split, kept, number = "train" if source.role == "all" else source.role, 0, 0
+    for number, (where, record, share) in enumerate(source.records, 1):
+        if number % _EVERY == 0:
+            say(share)
+        try:
+            if isinstance(record, ValueError):
+                raise Unusable("unreadable", where, str(record))
+            id_ = record["id"] if source.own_ids else f"{source.role}-{number}"
+            row = reader.row(id_, where, record)
+        except Unusable as error:
+            if findings[error.check].policy == "fail":
+                raise DataError(str(error)) from error
+            findings.note(error.check, error.where, error.why, "dropped")
+            continue
+        kept += 1
+        yield split, row
+    if not number:
+        raise DataError(f"{source.label} has no rows: it must hold at least one question with its answer")
+    if not kept:
+        raise DataError(f"{source.label} has {number:,} rows and none that can be used: {_dropped(findings)}")
 
 
-def _disjoint(rows: list[Row], others: list[Row]) -> None:
-    """Raises DataError where a question is in both: what judges a model must not have trained it."""
-    by_key = {row.key: row for row in others}
-    shared = [(row, by_key[row.key]) for row in rows if row.key in by_key]
-    if shared:
-        row, other = shared[0]
-        raise DataError(
-            f"{len(shared)} held-out question(s) also occur in another split, the first at {row.where} and {other.where} "
-            f"({row.question[:60]!r}): take them out of one of the two"
-        )
+def _write(
+    section: DataSection, seed: int, table: Table, findings: Findings, repeated: dict[str, int], left_out: int, folder: Path, say: Callable[[float], None]
+) -> dict[str, int]:
+    """Writes all files of the artifact into a folder; returns the report's counts."""
+    splits = {name: card.Lengths() for name in ("train", "validation", "test")}
+    answered = dict.fromkeys(("right", "wrong", "without_an_answer"), 0)
+    totals = {name: table.count(name, "is_prompt") for name in splits}
+    demonstrations = section.arithmetic.demonstrations if section.source == "arithmetic" else table.count("train")
+    total, done = sum(totals.values()) + demonstrations, 0
+
+    def through(rows: Iterator[Any], count: int) -> Iterator[Any]:
+        nonlocal done
+        yield from told(rows, count, lambda share: say((done + share * count) / total))
+        done += count
+
+    rows = through(_demonstrations(section, seed, table), demonstrations)
+    written = _lines(folder / "sft.jsonl", _agreeing(rows, findings, answered))
+    findings.judge("disagreements")
+    for name, file in (("train", "grpo"), ("validation", "validation"), ("test", "test")):
+        prompts = through(table.rows(name, "is_prompt"), totals[name])
+        _lines(folder / f"{file}.jsonl", _counted((_prompt(row) for row in prompts), splits[name]))
+    report = {
+        "num_demonstrations": written,
+        "num_train_prompts": splits["train"].rows,
+        "num_validation": splits["validation"].rows,
+        "num_test": splits["test"].rows,
+        "num_left_out": left_out,
+        **{f"num_{name}_duplicates": repeated[name] for name in splits},
+        **{f"num_{check}": finding.found for check, finding in findings.by_check.items() if check != "duplicates"},
+        "num_dropped": sum(finding.dropped for finding in findings.by_check.values()),
+    }
+    (folder / "report.json").write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    card.write(folder, section, report, splits, answered, findings)
+    return report
 
 
-def _prompt_row(section: DataSection, row: Row) -> dict[str, Any]:
-    return {"id": row.id, "prompt": messages(section, row.question), "question": row.question, "gold": row.gold}
+def _demonstrations(section: DataSection, seed: int, table: Table) -> Iterator[tuple[str, dict[str, Any], str, str | None]]:
+    """(id, training row, completion, the answer that it states where that is not the gold one)s."""
+    if section.source != "arithmetic":
+        yield from ((row["id"], row, row["completion"], row["stated"]) for row in table.rows("train"))
+        return
+    for id_, row, completion in arithmetic.demonstrations(section, seed, list(table.rows("train"))):
+        own = answers.extract_answer(completion)
+        yield id_, row, completion, None if own is None or answers.same_answer(own, row["gold"]) else own
 
 
-def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+def _agreeing(rows: Iterator[tuple], findings: Findings, answered: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """The demonstrations that are written: those that state another answer than gold are found, and dropped where the configuration says so."""
+    dropping = findings["disagreements"].policy == "drop"
+    for id_, row, completion, stated in rows:
+        if stated is not None:
+            why = f"states {' '.join(stated.split())[:60]!r}, and gold is {row['gold']!r}"
+            findings.note("disagreements", f"{row['place']} ({id_})", why, "dropped" if dropping else "kept")
+            if dropping:
+                continue
+        answered["wrong" if stated is not None else "right" if answers.extract_answer(completion) is not None else "without_an_answer"] += 1
+        yield {"id": id_, "prompt": json.loads(row["prompt"]), "completion": completion}
+
+
+def _prompt(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"], "prompt": json.loads(row["prompt"]), "question": row["question"], "gold": row["gold"], **json.loads(row["columns"])}
+
+
+def _counted(rows: Iterator[dict[str, Any]], lengths: card.Lengths) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        lengths.add(row)
+        yield row
+
+
+def _lines(file: Path, rows: Iterator[dict[str, Any]]) -> int:
     # Escaped to ASCII: a U+2028 in a text would otherwise end a line for readers that use str.splitlines.
+    count = 0
     with file.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+        for row in rows:
+            stream.write(json.dumps(row, sort_keys=True) + "\n")
+            count += 1
+    return count
+
+
+def _dropped(findings: Findings) -> str:
+    """What the checks have dropped, in words."""
+    dropped = [(name, finding) for name, finding in findings.by_check.items() if finding.dropped]
+    return ", ".join(f"{name} dropped {f.dropped:,} (such as {f.examples[0]['where']}, which {f.examples[0]['why']})" for name, f in dropped)

@@ -13,7 +13,7 @@ WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def estimate(config: RunConfig) -> dict[str, Any]:
-    """{"parameters": int, "sft": {"trainable": int, "peak_bytes": int}, "grpo": {...}}, per process.
+    """{"parameters": int, "sft": {"trainable": int, "peak_bytes": int}, "grpo": {...}}, per process; and "takes", the tokens of its context.
 
     peak = process + weights + reference + training state + max(activations, rollout cache), with P parameters of w bytes, T trainable ones,
     L layers of hidden size H and MLP size I, K key and value heads of size D, b rows of s tokens:
@@ -30,7 +30,7 @@ def estimate(config: RunConfig) -> dict[str, Any]:
     model = _on_meta(architecture, config.model)
     parameters = model.num_parameters()
     where = models.device(config.compute)
-    result: dict[str, Any] = {"parameters": parameters, "device": where}
+    result: dict[str, Any] = {"parameters": parameters, "device": where, "takes": getattr(architecture.get_text_config(), "max_position_embeddings", None)}
     for name, section in {"sft": config.sft, "grpo": config.grpo}.items():
         trainable = _adapter_parameters(model, section) if section.use_lora else parameters
         width = _weight_bytes(config.model, where, section.use_lora)
