@@ -215,7 +215,7 @@ def _bands(text: str) -> list[int]:
     from rensa import RMinHash
 
     signature = RMinHash(num_perm=BANDS * DEPTH, seed=1)
-    signature.update(sorted(_pieces(text)))
+    signature.update(list(_pieces(text)))
     digest = array("I", signature.digest())
     numbers = " ".join(sorted(_NUMBER.findall(text))).encode()
     return [xxhash.xxh3_64_intdigest(bytes([i]) + digest[i * DEPTH : (i + 1) * DEPTH].tobytes() + numbers) >> 1 for i in range(BANDS)]

@@ -64,7 +64,7 @@ def _by_role(path: str, names: list[str]) -> dict[str, list[str]]:
         endings = {name.rpartition(".")[2] for name in files}
         if len(endings) > 1:
             raise DataError(f"data.path is {path} and has {files[0]} and {files[-1]}: keep the {role} files in one of the two forms")
-    return found
+    return {role: found[role] for role in ROLES if role in found}
 
 
 def _downloaded(path: str, folder: Path) -> Files:

@@ -51,7 +51,7 @@ class Reader:
 
     def __init__(self, section: DataSection, found: Callable[[str, str, str, str], None]):
         self.section, self.found = section, found
-        self.kinds: dict[str, tuple[type, str]] = {}
+        self.kinds: dict[str, tuple[str, str]] = {}
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
         self.template = environment.from_string(section.prompt_template) if section.prompt_template is not None else None
 
@@ -126,10 +126,10 @@ class Reader:
             found["category"] = str(category)
         for name in s.columns:
             value = found[name] = _value(record, "columns", name, where)
-            kind = float if type(value) is int else type(value)
+            kind = "a number" if type(value) in (int, float) else type(value).__name__
             first, there = self.kinds.setdefault(name, (kind, where)) if value is not None else (kind, where)
-            if kind is not first:
-                raise DataError(f"{where} has {type(value).__name__} in column {name} (data.columns) and {there} has {first.__name__}: give it one type")
+            if kind != first:
+                raise DataError(f"{where} has {kind} in column {name} (data.columns) and {there} has {first}: give it one type")
         return found
 
     def _prompt(self, turns: list[dict[str, str]], record: dict, where: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from tasks.core.rows import Row
 
 # A row that is in two splits counts in the first of these.
 SPLITS = ("test", "validation", "train")
-CACHE_BYTES = 32 * 2**20
+CACHE_BYTES = 8 * 2**20
 _PAGE = 1000  # rows fetched at once
 
 _SCHEMA = """
