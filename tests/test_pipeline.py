@@ -187,6 +187,13 @@ def test_report_is_a_markdown_artifact_of_the_run(first):
     assert by_key["grpo"].data == 100.0
 
 
+def test_card_of_the_data_is_a_markdown_artifact_of_the_run_also_where_it_is_cached(first, second):
+    for summary in (first, second[0]):
+        with get_client(sync_client=True) as client:
+            artifacts = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[summary["flow_run_id"]])))
+        assert [a.data.partition("\n")[0] for a in artifacts if a.key == "data-card"] == ["# Data set"]
+
+
 def test_bad_data_ends_a_run_with_one_sentence_and_no_artifact(stack, s3_root, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n')

@@ -224,6 +224,15 @@ def test_sections_that_cannot_be_honoured(section, message):
         load({"data": section})
 
 
+def test_a_record_of_another_file_becomes_a_held_out_row():
+    section = DataSection(question_column="q", gold_column="g", instruction="Go.")
+    expected = {"id": "extra-1", "prompt": [{"role": "user", "content": "1 + 1?\nGo."}], "question": "1 + 1?", "gold": "2", "category": "sums"}
+    assert data.held_out(section, "extra-1", "extra.jsonl line 1", {"q": "1 + 1?", "g": 2, "category": "sums"}) == expected
+    with pytest.raises(DataError, match=r"^extra.jsonl line 1 has nothing in column g") as caught:
+        data.held_out(section, "extra-1", "extra.jsonl line 1", {"q": "1 + 1?", "g": None})
+    assert type(caught.value) is DataError
+
+
 # --- sizes ---
 
 

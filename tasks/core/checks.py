@@ -4,8 +4,8 @@ Each works on the table on disk and holds hashes of the held-out questions in me
 """
 
 import re
+import struct
 import unicodedata
-from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ import xxhash
 from configs.errors import DataError
 from tasks.core.answers import same_answer
 from tasks.core.findings import Findings
-from tasks.core.table import SPLITS, Table, paged, told
+from tasks.core.rowfile import SPLITS, Table, paged, told
 
 GRAM = 13  # words, as GPT-3 and most after it
 COMMON = 10  # questions: words in a row that more training questions share are a form of words, not a copy
@@ -216,6 +216,6 @@ def _bands(text: str) -> list[int]:
 
     signature = RMinHash(num_perm=BANDS * DEPTH, seed=1)
     signature.update(list(_pieces(text)))
-    digest = array("I", signature.digest())
+    digest = struct.pack(f"<{BANDS * DEPTH}I", *signature.digest())
     numbers = " ".join(sorted(_NUMBER.findall(text))).encode()
-    return [xxhash.xxh3_64_intdigest(bytes([i]) + digest[i * DEPTH : (i + 1) * DEPTH].tobytes() + numbers) >> 1 for i in range(BANDS)]
+    return [xxhash.xxh3_64_intdigest(bytes([i]) + digest[4 * i * DEPTH : 4 * (i + 1) * DEPTH] + numbers) >> 1 for i in range(BANDS)]

@@ -11,8 +11,10 @@ from configs.errors import DataError
 from configs.schema import DataSection
 from tasks.core import answers, arithmetic, card, checks, sources
 from tasks.core.findings import Findings
-from tasks.core.rows import Reader, Row, Unusable
-from tasks.core.table import Table, told
+from tasks.core.rowfile import Table, told
+from tasks.core.rows import Reader, Row, Unusable, messages
+
+__all__ = ["held_out", "messages", "prepare", "source_digest"]
 
 source_digest = sources.digest
 # Shares of the time that reading, looking for contamination, looking for near duplicates and writing take, roughly.
@@ -57,6 +59,14 @@ def prepare(section: DataSection, seed: int, out: Path, emit: Callable[..., None
             shutil.move(file, out / file.name)
     say(1.0)
     return report
+
+
+def held_out(section: DataSection, id_: str, where: str, record: Any) -> dict[str, Any]:
+    """A record of some other file as a row of test.jsonl: the columns, the gold answer and the prompt are the data section's. Raises DataError."""
+    try:
+        return Reader(section, lambda *finding: None).row(id_, where, record).plain()
+    except Unusable as error:
+        raise DataError(str(error)) from error
 
 
 def _folder(out: Path) -> Path:
@@ -164,6 +174,7 @@ def _agreeing(rows: Iterator[tuple], findings: Findings, answered: dict[str, int
 
 
 def _prompt(row: dict[str, Any]) -> dict[str, Any]:
+    # A row of the table, in the form of Row.plain.
     return {"id": row["id"], "prompt": json.loads(row["prompt"]), "question": row["question"], "gold": row["gold"], **json.loads(row["columns"])}
 
 

@@ -1,7 +1,7 @@
 """From a record of any source to a row: its columns as the configuration maps them, the prompt, the gold answer and a demonstration."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,12 @@ from tasks.core import answers, encoding
 _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant")
+
+
+def messages(section: DataSection, question: str, before: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
+    """The chat that asks a question: the system message where there is one, the turns before, then the question with the instruction on a line of its own."""
+    system = [{"role": "system", "content": section.system_prompt}] if section.system_prompt and not (before and before[0]["role"] == "system") else []
+    return [*system, *before, {"role": "user", "content": f"{question}\n{section.instruction}" if section.instruction else question}]
 
 
 class Unusable(DataError):
@@ -44,6 +50,10 @@ class Row:
     def key(self) -> bytes:
         """Digest of what was asked but for case and space."""
         return xxhash.xxh3_128_digest(" ".join(self.asked.split()).casefold().encode())
+
+    def plain(self) -> dict[str, Any]:
+        """As it is in grpo.jsonl and the held-out files."""
+        return {"id": self.id, "prompt": self.prompt, "question": self.question, "gold": self.gold, **self.columns}
 
 
 class Reader:
@@ -144,10 +154,8 @@ class Reader:
                 raise DataError(f"{where} does not fit data.prompt_template {why}: it has question and the columns {has}") from error
             if not text:
                 raise DataError(f"{where} gives an empty prompt with data.prompt_template: write {{{{ question }}}} into it")
-        else:
-            text = f"{question}\n{s.instruction}" if s.instruction else question
-        system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt and turns[0]["role"] != "system" else []
-        return [*system, *turns[:-1], {"role": "user", "content": text}]
+            question = text
+        return messages(s, question, turns[:-1])
 
     def _text(self, record: dict, name: str, column: str, where: str) -> str:
         value = _value(record, name, column, where)
