@@ -1,6 +1,7 @@
 """Checks of a whole data set: conflicting gold answers, duplicates, leaks between splits, contamination, near duplicates.
 
-Each works on the table on disk and holds hashes of the held-out questions in memory at most. All of them are exact but near duplicates, which MinHash finds.
+Each works on the table on disk, with hashes of the held-out questions' words in memory at most. All are exact but near duplicates, whose candidates
+MinHash finds.
 """
 
 import re
@@ -94,21 +95,25 @@ def contamination(table: Table, findings: Findings, say: Callable[[float], None]
     import numpy as np
 
     policy = findings["contamination"].policy
-    held: dict[int, int] = {}
-    for split in ("test", "validation"):
-        for row in table.rows(split):
-            for gram in _grams(row["asked"]):
-                held.setdefault(gram, row["n"])
-    if not held:
+
+    def held() -> Iterator[tuple[int, int]]:
+        for split in ("test", "validation"):
+            yield from ((gram, row["n"]) for row in table.rows(split) for gram in _grams(row["asked"]))
+
+    with table.writing() as db:
+        db.execute("CREATE TABLE held_grams (gram INTEGER PRIMARY KEY, n INTEGER)")
+        db.executemany("INSERT OR IGNORE INTO held_grams VALUES (?, ?)", held())
+    # Eight bytes for each.
+    grams = np.fromiter((gram for (gram,) in paged(table.db.execute("SELECT gram FROM held_grams ORDER BY gram"))), dtype=np.int64)
+    if not len(grams):
         return
-    grams = np.sort(np.fromiter(held, dtype=np.uint64, count=len(held)))
 
     def hits() -> Iterator[tuple[int, int, bytes]]:
         for row in told(table.rows("train"), table.count("train"), say):
-            mine = np.fromiter(_grams(row["asked"]), dtype=np.uint64)
+            mine = np.fromiter(_grams(row["asked"]), dtype=np.int64)
             places = np.searchsorted(grams, mine).clip(max=len(grams) - 1)
             for gram in mine[grams[places] == mine].tolist():
-                yield gram - 2**63, row["n"], row["key"]
+                yield gram, row["n"], row["key"]
 
     with table.writing() as db:
         db.execute("CREATE TABLE hits (gram INTEGER, n INTEGER, key BLOB)")
@@ -119,7 +124,7 @@ def contamination(table: Table, findings: Findings, say: Callable[[float], None]
     dropped = []
     for n, gram in paged(table.db.execute(query)):
         where, question = table.db.execute("SELECT place, question FROM rows WHERE n = ?", (n,)).fetchone()
-        there, other = table.db.execute("SELECT place, question FROM rows WHERE n = ?", (held[gram + 2**63],)).fetchone()
+        there, other = table.db.execute("SELECT place, question FROM rows WHERE n = (SELECT n FROM held_grams WHERE gram = ?)", (gram,)).fetchone()
         findings.note("contamination", where, f"{_short(question)}; {there}: {_short(other)}", _outcome(policy))
         if policy == "drop":
             dropped.append((n,))
@@ -201,8 +206,13 @@ def _grams(text: str) -> set[int]:
     plain = unicodedata.normalize("NFKC", text).casefold()
     words = _WORD.findall(plain) or [plain]
     if len(words) < GRAM:
-        return {xxhash.xxh3_64_intdigest(f"all {' '.join(words)}".encode())}
-    return {xxhash.xxh3_64_intdigest(" ".join(words[i : i + GRAM]).encode()) for i in range(len(words) - GRAM + 1)}
+        return {_hash(f"all {' '.join(words)}".encode())}
+    return {_hash(" ".join(words[i : i + GRAM]).encode()) for i in range(len(words) - GRAM + 1)}
+
+
+def _hash(piece: bytes) -> int:
+    """63 bits: SQLite's integers have a sign."""
+    return xxhash.xxh3_64_intdigest(piece) >> 1
 
 
 def _pieces(text: str) -> set[str]:
@@ -218,4 +228,4 @@ def _bands(text: str) -> list[int]:
     signature.update(list(_pieces(text)))
     digest = struct.pack(f"<{BANDS * DEPTH}I", *signature.digest())
     numbers = " ".join(sorted(_NUMBER.findall(text))).encode()
-    return [xxhash.xxh3_64_intdigest(bytes([i]) + digest[4 * i * DEPTH : 4 * (i + 1) * DEPTH] + numbers) >> 1 for i in range(BANDS)]
+    return [_hash(bytes([i]) + digest[4 * i * DEPTH : 4 * (i + 1) * DEPTH] + numbers) for i in range(BANDS)]

@@ -1,7 +1,10 @@
 """Data preparation: any source becomes demonstrations for SFT, prompts for GRPO, and prompts held out for validation and test."""
 
+import errno
 import json
+import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +55,10 @@ def prepare(section: DataSection, seed: int, out: Path, emit: Callable[..., None
             files = Path(work) / "files"
             files.mkdir()
             report = _write(section, seed, table, findings, repeated, left_out, files, lambda share: say(_NEAR + (1 - _NEAR) * share))
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):  # SQLite's "database or disk is full"
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
         finally:
             table.close()
         out.mkdir(parents=True, exist_ok=True)

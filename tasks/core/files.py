@@ -51,7 +51,7 @@ def records(file: Path, label: str) -> Iterator[Record]:
 def _by_role(path: str, names: list[str]) -> dict[str, list[str]]:
     """Names of files by role: train.jsonl, train-00000-of-00002.parquet, train/0.csv. Raises DataError where train or test is missing or comes in two forms."""
     found: dict[str, list[str]] = {}
-    for name in sorted(names):
+    for name in sorted(name for name in names if ".." not in name.split("/")):
         role = re.fullmatch(rf"({'|'.join(ROLES)})(?:-\d[^/]*|/.*)?\.(?:{'|'.join(READERS)})", name)
         if role:
             found.setdefault(role[1], []).append(name)
@@ -161,4 +161,4 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes, float]]:
             yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, done / size
 
 
-READERS = {"jsonl": _json_lines, "parquet": _parquet, "csv": _csv}
+READERS = {"jsonl": _json_lines, "json": _json_lines, "parquet": _parquet, "csv": _csv}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from configs.errors import DataError
 from tasks.core.rows import Row
 
@@ -75,28 +77,23 @@ class Table:
                 f"of which at least one must stay for training: lower data.{split}_size or add rows"
             )
         drawn = {place: draw for draw, place in enumerate(random.Random(f"{seed} {split}").sample(range(there), size))}
-        self._keep("held", drawn)
+        keys = self.db.execute("SELECT key FROM rows WHERE split = 'train' AND gone IS NULL GROUP BY key ORDER BY MIN(n)")
         with self.writing():
+            self.db.execute("CREATE TABLE held (key BLOB PRIMARY KEY, draw INTEGER) WITHOUT ROWID")
+            chosen = ((key, drawn[place]) for place, (key,) in enumerate(paged(keys)) if place in drawn)
+            self.db.executemany("INSERT INTO held VALUES (?, ?)", chosen)
             self.db.execute("UPDATE rows SET split = ?, draw = (SELECT draw FROM held WHERE held.key = rows.key) WHERE key IN (SELECT key FROM held)", (split,))
         self.db.execute("DROP TABLE held")
 
     def limit(self, size: int, seed: int) -> int:
         """Leaves `size` different questions for training; returns how many rows that takes out."""
-        there = self.db.execute("SELECT COUNT(DISTINCT key) FROM rows WHERE split = 'train' AND gone IS NULL").fetchone()[0]
-        if size >= there:
-            return 0
-        chosen = {place: draw for draw, place in enumerate(random.Random(f"{seed} max_samples").sample(range(there), size))}
-        self._keep("chosen", chosen)
+        self.db.create_function("drawn", 1, lambda key: xxhash.xxh3_64_intdigest(key, seed=seed) >> 1, deterministic=True)
+        keys = "SELECT DISTINCT key FROM rows WHERE split = 'train' AND gone IS NULL"
         with self.writing():
+            self.db.execute("CREATE TABLE chosen (key BLOB PRIMARY KEY) WITHOUT ROWID")
+            self.db.execute(f"INSERT INTO chosen SELECT key FROM ({keys}) ORDER BY drawn(key), key LIMIT ?", (size,))
             query = "UPDATE rows SET gone = 'max_samples' WHERE split = 'train' AND gone IS NULL AND key NOT IN (SELECT key FROM chosen)"
             return self.db.execute(query).rowcount
-
-    def _keep(self, name: str, places: dict[int, int]) -> None:
-        """A table of the different training questions at these places, in the order of their first rows, with a number each."""
-        self.db.execute(f"CREATE TEMP TABLE {name} (key BLOB PRIMARY KEY, draw INTEGER) WITHOUT ROWID")
-        keys = self.db.execute("SELECT key FROM rows WHERE split = 'train' AND gone IS NULL GROUP BY key ORDER BY MIN(n)")
-        found = ((key, places[place]) for place, (key,) in enumerate(paged(keys)) if place in places)
-        self.db.executemany(f"INSERT INTO {name} VALUES (?, ?)", found)
 
     def close(self) -> None:
         self.db.close()

@@ -1,5 +1,6 @@
 """From a record of any source to a row: its columns as the configuration maps them, the prompt, the gold answer and a demonstration."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -131,11 +132,14 @@ class Reader:
         s, found = self.section, {}
         category = record.get(s.category_column)
         if category is not None and not isinstance(category, str | int):
-            raise Unusable("unreadable", where, f"has {type(category).__name__} in column {s.category_column} (data.category_column) and must have text")
+            why = f"has {type(category).__name__} in column {s.category_column} (data.category_column) and must have text"
+            raise Unusable("unreadable", where, f"{why}: put it in quotes, or name another column")
         if category not in (None, ""):
             found["category"] = str(category)
         for name in s.columns:
             value = found[name] = _value(record, "columns", name, where)
+            if not _is_json(value):
+                raise DataError(f"{where} has {type(value).__name__} in column {name} (data.columns), which JSON cannot hold: make it text or a number")
             kind = "a number" if type(value) in (int, float) else type(value).__name__
             first, there = self.kinds.setdefault(name, (kind, where)) if value is not None else (kind, where)
             if kind != first:
@@ -183,6 +187,14 @@ class Reader:
         if not text.strip():
             raise Unusable("missing", where, f"has nothing in column {column} (data.{name}): fill it in or take the line out")
         return text.strip()
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _value(record: dict, name: str, column: str, where: str) -> Any:
