@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import pytest
 from configs.errors import ConfigError, DataError
 from configs.loading import load
 from configs.schema import DataSection, ModelSection
-from tasks.core import card, checks, data, encoding, grpo, scratch
+from tasks.core import card, check, checks, data, encoding, grpo, rowfile, scratch
 
 STORY = "Ann sells small green apples and large yellow pears at the weekly market in town."
 
@@ -270,6 +271,19 @@ def fitting(policy):
     return grpo.fitting(rows, tokenizer, ModelSection(), 50, 10, policy)
 
 
+# --- GSM8K ---
+
+
+def test_gsm8k_passes_with_the_defaults(tmp_path):
+    source = Path(os.environ.get("RATCHET_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
+    if not source.is_dir():
+        pytest.skip(f"no GSM8K in {source}")
+    data.prepare(DataSection(path=str(source), validation_size=0), 1, tmp_path / "out")
+    found = json.loads((tmp_path / "out/card.json").read_text())
+    assert {name: check["kept"] for name, check in found["checks"].items() if check["found"]} == {"contamination": 4, "near_duplicates": 1}
+    assert [found["splits"][name]["rows"] for name in ("train", "test")] == [7473, 1319]
+
+
 # --- policies ---
 
 
@@ -334,6 +348,28 @@ def test_the_same_bytes_in_other_processes_with_other_threads(tmp_path):
     a, b = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in "ab")
     assert a == b
     assert json.loads(a["report.json"])["num_near_duplicates"] > 50
+
+
+def test_a_full_disk_is_said_to_be_one(tmp_path, monkeypatch):
+    made = rowfile.Table.__init__
+
+    def small(self, file):
+        made(self, file)
+        self.db.execute("PRAGMA max_page_count = 16")
+
+    monkeypatch.setattr(rowfile.Table, "__init__", small)
+    with pytest.raises(OSError) as caught:
+        data.prepare(DataSection(), 1, tmp_path / "out")
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ratchet_check_says(tmp_path):
+    _, found = prepared(tmp_path, [row("Lost \ufffd?"), row("It is cafÃ©?"), row("Two?"), row("two?")])
+    assert check.found(found["checks"]) == "duplicates 1 fixed; encoding 1 fixed, 1 dropped"
+    fits = "the longest prompt has 4 words in 24 bytes and fits into the 1,024 tokens of the model beside 32 new ones"
+    assert check.longest(found["splits"], 1024, 32) == fits
+    assert check.longest(found["splits"], 300, 32).partition(" and ")[2].startswith("may not fit (GRPO counts its tokens when it starts")
 
 
 def test_bands_are_the_same_on_every_machine():

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from configs.errors import DataError
 from configs.schema import DataSection
 from tasks.core import answers, data, store
 
-GSM8K = [p for p in [Path(__file__).parents[2] / "shared/data/gsm8k"] if p.is_dir()]
+GSM8K = [p for p in [Path(os.environ.get("RATCHET_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))] if p.is_dir()]
 
 CLEAN = {
     "num_missing": 0, "num_unreadable": 0, "num_encoding": 0, "num_conflicts": 0, "num_leaks": 0, "num_contamination": 0, "num_near_duplicates": 0,
