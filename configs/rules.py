@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ COMPONENTS = tuple(REWARD_USES)
 # Metrics that have a value for every prompt, so that two models can be compared on them, with their column in completions.jsonl.
 PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 METRICS = (*PER_PROMPT, "kl", "kl_sequence")
+SAMPLED = re.compile(r"(?:pass|maj)@([1-9][0-9]*)")
 
 # The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.
 TRL_NAMES = {
@@ -153,9 +155,11 @@ def _swing(name: str, term: Any) -> float:
 
 def gate(metric: str, least: float | None, most: float | None, rival: str | None) -> None:
     """Raises ValueError for a gate without a condition, with both kinds, or with limits that no value meets."""
-    if metric not in METRICS:
-        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}")
-    if rival is not None and metric not in PER_PROMPT:
+    prefix, _, plain = metric.rpartition("/")
+    # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
+    if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
+        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}, pass@k and maj@k, and name/metric of a further set")
+    if rival is not None and plain not in PER_PROMPT:
         raise ValueError(f"the gate on {metric} has a rival, which needs a value for every prompt: {', '.join(PER_PROMPT)} have one")
     if rival is not None and (least is not None or most is not None):
         raise ValueError(f"the gate on {metric} has a rival and a limit: make two gates of it")
@@ -163,6 +167,22 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
         raise ValueError(f"the gate on {metric} has no min, max or rival: give one, or take the gate out")
     if least is not None and most is not None and least > most:
         raise ValueError(f"the gate on {metric} has min {least:g} above max {most:g}: no value can pass")
+
+
+def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:
+    """Raises ValueError for a gate on a set that is not in evaluation.sets, or on a metric that the set will not have."""
+    for gate in filter(None, gates.values()):
+        name, slash, metric = gate.metric.rpartition("/")
+        if slash and name not in evaluation.sets:
+            raise ValueError(f"the gate on {gate.metric} names the set {name}, which evaluation.sets does not have: add it, or correct the name")
+        if slash and evaluation.sets[name].task is not None:
+            if gate.rival is not None:
+                raise ValueError(f"the gate on {gate.metric} has a rival, which needs a value for every prompt: a harness's task has none, give a min or max")
+            continue
+        if slash and metric not in PER_PROMPT and not SAMPLED.fullmatch(metric):
+            raise ValueError(f"the gate on {gate.metric} names no metric of a set: these are {', '.join(PER_PROMPT)}, pass@k and maj@k")
+        if (sampled := SAMPLED.fullmatch(metric)) and (not evaluation.samples or int(sampled[1]) not in evaluation.k):
+            raise ValueError(f"the gate on {gate.metric} needs evaluation.samples of at least {sampled[1]}, and {sampled[1]} in evaluation.k: set both")
 
 
 def batch_arithmetic(grpo: Any, num_processes: int) -> None:

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs import rules
 from configs.data import Arithmetic, Checks, DataSection, Hub, ReasoningGym
-from configs.evaluation import DEFAULT_GATES, EvaluationSection, Gate
+from configs.evaluation import DEFAULT_GATES, EvaluationSection, EvaluationSet, Gate
 from configs.model import ModelSection, Scratch
 from configs.section import Section, no_key
 from configs.training import GRPOSection, RewardComponent, RewardConfig, SFTSection, Training
@@ -18,6 +18,7 @@ __all__ = [
     "ComputeSection",
     "DataSection",
     "EvaluationSection",
+    "EvaluationSet",
     "GRPOSection",
     "Gate",
     "Hub",
@@ -96,6 +97,7 @@ class RunConfig(Section):
     def _across_sections(self):
         rules.batch_arithmetic(self.grpo, self.compute.num_processes)
         rules.save_alignment(self.grpo)
+        rules.gates_on_what_is_measured(self.gates, self.evaluation)
         if not any(self.gates.values()):
             raise ValueError("gates are all turned off and at least one must stand between a model and Staging: leave one on")
         return self

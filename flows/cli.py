@@ -151,7 +151,7 @@ def _show(summary: dict[str, Any]) -> None:
     verdict = Verdict.model_validate(summary["verdict"])
     console = Console()
     for header, rows in (
-        (["", *report.ROLES.values()], report.table(summary["metrics"])),
+        (["", *report.columns(summary["metrics"])], report.table(summary["metrics"])),
         (["gate", "outcome", "observed", "limit"], report.gate_rows(verdict)),
     ):
         table = Table(*header)

@@ -8,7 +8,7 @@ from prefect.states import Completed, State
 from configs.schema import RunConfig
 from tasks.base import prepare_base
 from tasks.data import prepare_data
-from tasks.evaluate import evaluate, judge
+from tasks.evaluate import evaluate, find_champion, judge
 from tasks.grpo import train_grpo
 from tasks.register import register
 from tasks.session import Stages, begin, configure, mended, session
@@ -36,14 +36,16 @@ def post_train(preset: str | None = None, config: RunConfig | None = None, overr
 
 def pipeline(run: Run, cfg: RunConfig, stages: Stages) -> Artifact:
     """The stages, in their order; gives the verdict."""
+    champion = find_champion(run, cfg.registry, cfg.gates)
     data = stages.add(prepare_data(run, cfg.data, cfg.grpo, cfg.seed))
     base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
-    measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, data)
+    measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, cfg.data, data)
     base_scores = stages.add(evaluate(run, "base", *measured, policy=base))
     sft = stages.add(train_sft(run, cfg.sft, cfg.model, cfg.compute, cfg.seed, base, data))
     sft_scores = stages.add(evaluate(run, "sft", *measured, policy=sft, reference=base))
     grpo = stages.add(train_grpo(run, cfg.grpo, cfg.model, cfg.compute, cfg.seed, sft, data))
     grpo_scores = stages.add(evaluate(run, "grpo", *measured, policy=grpo, reference=sft))
-    verdict = stages.add(judge(run, cfg.gates, base_scores, sft_scores, grpo_scores))
+    champion_scores = champion and stages.add(evaluate(run, "champion", *measured, policy=champion))
+    verdict = stages.add(judge(run, cfg.gates, base_scores, sft_scores, grpo_scores, champion_scores))
     stages.add(register(run, cfg.registry, grpo, grpo_scores, verdict))
     return verdict

@@ -1,6 +1,7 @@
 """What frames a run of the pipeline: opening the store and MLflow before the first stage, and the summary after the last."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from configs.loading import load
 from configs.schema import RunConfig
 from tasks.alive import die_with_worker
 from tasks.core import registry, report, tracking
-from tasks.core.gates import Verdict
+from tasks.core.gates import Comparison, Verdict
 from tasks.core.store import open_store
+from tasks.evaluate import against
 from tasks.progress import numbers
-from tasks.stage import RETRIES, Artifact, Run, quiet_tracebacks, sweep
+from tasks.stage import RETRIES, Artifact, Run, fetch, quiet_tracebacks, sweep
 
 # Stages whose artifacts may turn out damaged in one run; more is a store that cannot be used.
 MOST_DAMAGED = 9
@@ -100,11 +102,18 @@ def mended(pipeline: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _report(run: Run, cfg: RunConfig, stages: Stages) -> None:
-    metrics = {role: stages.done[f"evaluate_{role}"].metrics for role in report.ROLES}
+    measured = {role: stages.done[f"evaluate_{role}"] for role in report.ROLES if f"evaluate_{role}" in stages.done}
+    metrics = {role: artifact.metrics for role, artifact in measured.items()}
     verdict = Verdict.model_validate(stages.done["judge"].metrics["verdict"])
     registered = stages.done["register"].metrics
     version = registry.describe(registered["name"], registered["version"], run.tracking)
-    text = report.markdown(metrics, verdict)
+    comparisons = [Comparison.model_validate(c) for c in stages.done["judge"].metrics["comparisons"]]
+    if "champion" in measured and "champion" not in [c.rival for c in comparisons]:
+        comparisons.append(against(run, measured["grpo"], measured["champion"], "champion"))
+    text = report.markdown(metrics, verdict, comparisons)
+    with tempfile.TemporaryDirectory(prefix="ratchet-samples-") as folder:
+        samples = (fetch(run, stages.done["judge"], Path(folder), lambda path: path == "samples.md") / "samples.md").read_text(encoding="utf-8")
+    create_markdown_artifact(samples, key="samples", description="what base, SFT and GRPO wrote for the same prompts")
     urls = {
         "prefect": flow_run.ui_url,
         "mlflow_run": run.tracking.run_url(run.parent),

@@ -1,13 +1,11 @@
-import itertools
 import json
-import math
 
 import pytest
 import tiny
 
-from configs.errors import DataError, ModelError
-from configs.schema import EvaluationSection, ModelSection, RewardConfig
-from tasks.core import evaluate, kl, models, trainer
+from configs.errors import DataError
+from configs.schema import EvaluationSection, RewardConfig
+from tasks.core import evaluate, generate, metrics, models, trainer
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -38,112 +36,19 @@ def measure(artifacts, out, reference=True, emit=lambda **event: None, seed=1, *
     return evaluate.measure(section, "accuracy", RewardConfig(), tiny.MODEL, tiny.CPU, seed, policy, chosen, data, out, emit)
 
 
-# ---------------------------------------------------------------- KL
-
-
-def test_kl_of_two_coins():
-    import torch
-
-    p, q = torch.tensor([[0.5, 0.5], [0.9, 0.1]]), torch.tensor([[0.25, 0.75], [0.9, 0.1]])
-    expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert kl.token_kl(p.log(), q.log()).tolist() == pytest.approx([expected, 0.0], abs=1e-7)
-
-
-def test_kl_does_not_depend_on_the_blocks(monkeypatch):
-    import torch
-
-    torch.manual_seed(1)
-    p, q = torch.randn(17, 11), torch.randn(17, 11)
-    whole = kl.token_kl(p, q)
-    monkeypatch.setattr(kl, "BLOCK", 23)
-    assert torch.equal(kl.token_kl(p, q), whole)
-
-
-def test_kl_is_never_negative():
-    import torch
-
-    torch.manual_seed(1)
-    p = torch.randn(4096, 7) * 20
-    values = kl.token_kl(p, p + torch.randn(4096, 7) * 1e-6)
-    assert values.min() >= 0
-
-
-def test_kl_of_a_model_and_itself_is_zero(pair):
-    found = kl.divergence(pair[0], pair[0], PROMPTS, [[20, 21, 1], [22, 1], [23], [24, 25]], pad_id=0)
-    assert found == {"kl": 0.0, "kl_sequence": 0.0}
-
-
-def test_kl_of_rows_padded_together_is_that_of_rows_alone(pair):
-    import torch
-
-    completions = [[20, 21, 1], [22, 1], [23], [24, 25, 26, 27]]
-    sums = []
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
-        ids = torch.tensor([prompt + completion])
-        with torch.no_grad():
-            p, q = (model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1) for model in pair)
-        sums.append((p.exp() * (p - q)).sum().item())
-    found = kl.divergence(*pair, PROMPTS, completions, pad_id=0)
-    assert found["kl"] == pytest.approx(sum(sums) / 10, rel=1e-5)
-    assert found["kl_sequence"] == pytest.approx(sum(sums) / 4, rel=1e-5)
-
-
-def test_kl_does_not_depend_on_the_batches(pair, monkeypatch):
-    completions = [[20, 21, 1], [22, 1], [23], [24, 25, 26, 27]]
-    together = kl.divergence(*pair, PROMPTS, completions, pad_id=0)
-    monkeypatch.setattr(kl, "LOGITS_AT_ONCE", 1)
-    assert kl.divergence(*pair, PROMPTS, completions, pad_id=0) == pytest.approx(together, rel=1e-5)
-
-
-@pytest.mark.parametrize(("lengths", "budget", "expected"), [([3, 1, 2], 6, [[0, 1], [2]]), ([9, 1], 4, [[0], [1]]), ([2, 2, 2], 100, [[0, 1, 2]])])
-def test_batches_stay_within_their_budget(lengths, budget, expected):
-    assert kl.batches(lengths, budget) == expected
-
-
-def test_expected_kl_of_sampled_completions_is_the_kl_of_the_distributions_over_sequences():
-    """The mean of per-token sums over completions sampled from the policy is KL over whole sequences: enumerated on 3 tokens, 2 long."""
-    import torch
-
-    torch.manual_seed(3)
-    first = torch.randn(2, 3)  # (model, token)
-    second = torch.randn(2, 3, 3)  # (model, first token, token)
-    p1, q1 = first.log_softmax(-1).double()
-    p2, q2 = second.log_softmax(-1).double()
-    sequences = list(itertools.product(range(3), range(3)))
-    exact = sum((p1[a] + p2[a, b]).exp() * (p1[a] + p2[a, b] - q1[a] - q2[a, b]) for a, b in sequences).item()
-    # What divergence() adds up for each completion, weighted by how often the policy writes it.
-    by_token = sum(
-        (p1[a] + p2[a, b]).exp().item() * kl.token_kl(torch.stack([p1, p2[a]]), torch.stack([q1, q2[a]])).double().sum().item() for a, b in sequences
-    )
-    assert by_token == pytest.approx(exact, rel=1e-6)
-
-
-def test_models_of_two_vocabularies_are_refused(pair, tmp_path):
-    other = ModelSection(name="scratch", scratch=tiny.MODEL.scratch.model_dump() | {"vocab_size": 310})
-    data = tmp_path / "data"
-    tiny.write_data(data)
-    with (data / "sft.jsonl").open("a") as file:
-        words = " ".join(a + b + c for a, b, c in itertools.product("abcdef", repeat=3))
-        file.write(json.dumps({"id": "x", "prompt": [{"role": "user", "content": words}], "completion": (words + " ") * 3}) + "\n")
-    models.build_base(other, data, 1, tmp_path)
-    larger = models.load_policy(tmp_path / "model", other, tiny.CPU, for_training=False)
-    with pytest.raises(ModelError, match=r"vocabulary has \d+ tokens and the reference's \d+"):
-        kl.divergence(pair[0], larger, PROMPTS, PROMPTS, pad_id=0)
-
-
 # ---------------------------------------------------------------- completions
 
 
 def test_completions_end_with_the_first_end_of_text():
-    assert evaluate.until_stop([5, 6, 1, 0, 0], [1]) == [5, 6, 1]
-    assert evaluate.until_stop([5, 6, 7], [1, 2]) == [5, 6, 7]
-    assert evaluate.until_stop([2, 6, 1], [1, 2]) == [2]
+    assert generate.until_stop([5, 6, 1, 0, 0], [1]) == [5, 6, 1]
+    assert generate.until_stop([5, 6, 7], [1, 2]) == [5, 6, 7]
+    assert generate.until_stop([2, 6, 1], [1, 2]) == [2]
 
 
 def test_greedy_completions_are_the_likeliest_token_each_time(pair):
     import torch
 
-    found = evaluate.generate(pair[0], PROMPTS, stops=[1], pad_id=0, max_new_tokens=4, batch_size=3)
+    found = generate.generate(pair[0], PROMPTS, stops=[1], pad_id=0, max_new_tokens=4, batch_size=3)
     for prompt, completion in zip(PROMPTS, found, strict=True):
         ids = list(prompt)
         for token in completion:
@@ -153,18 +58,16 @@ def test_greedy_completions_are_the_likeliest_token_each_time(pair):
 
 
 def test_completions_come_in_the_order_of_their_prompts(pair):
-    alone = [evaluate.generate(pair[0], [prompt], [1], 0, 4, 1)[0] for prompt in PROMPTS]
-    assert evaluate.generate(pair[0], PROMPTS, [1], 0, 4, 2) == alone
+    alone = [generate.generate(pair[0], [prompt], [1], 0, 4, 1)[0] for prompt in PROMPTS]
+    assert generate.generate(pair[0], PROMPTS, [1], 0, 4, 2) == alone
 
 
 def test_sampling_takes_no_settings_from_the_models_own(pair):
     """A model that says top_k 1 would always write the same."""
-    import torch
     from transformers import GenerationConfig
 
     pair[0].generation_config = GenerationConfig(top_k=1, temperature=0.01, do_sample=True)
-    torch.manual_seed(1)
-    found = evaluate.generate(pair[0], [[5, 6, 7]] * 30, [1], 0, 3, 30, temperature=1.0)
+    found = generate.generate(pair[0], [[5, 6, 7]] * 30, [1], 0, 3, 30, temperature=1.0, seeds=list(range(30)))
     assert len({tuple(completion) for completion in found}) > 20
 
 
@@ -185,6 +88,7 @@ def test_metrics_and_their_file(artifacts, tmp_path):
     metrics = measure(artifacts, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == metrics
     names = {"accuracy", "mean_reward", "format_rate", "mean_length", "truncated_rate", "num_prompts", "rewards/accuracy", "kl", "kl_sequence"}
+    names |= {"errors", "intervals"}
     assert metrics.keys() == names
     assert metrics["num_prompts"] == 24
     assert metrics["kl"] > 0
@@ -199,7 +103,7 @@ def test_completions_are_in_the_order_of_the_held_out_file(artifacts, tmp_path):
     rows = trainer.read_rows(tmp_path / "out" / "completions.jsonl")
     assert [row["id"] for row in rows] == [row["id"] for row in trainer.read_rows(artifacts[0] / "test.jsonl")]
     assert rows[0]["prompt"] == "<|user|>1 + 1 = ?<|assistant|>"
-    assert rows[0].keys() == {"id", "prompt", "gold", "completion", "answer", "correct", "formatted", "reward", "length", "truncated"}
+    assert rows[0].keys() == {"id", "prompt", "gold", "completion", "answer", "correct", "formatted", "reward", "length", "truncated", "error"}
 
 
 def test_the_same_arguments_give_the_same_bytes(artifacts, tmp_path):
@@ -249,7 +153,11 @@ def test_scores_and_their_means(artifacts):
     assert [row["formatted"] for row in scored] == [True, True, False, False]
     assert [row["truncated"] for row in scored] == [False, False, True, False]
     assert scored[0]["completion"] == "1 + 1 = 2. Final Answer: 2"
-    assert evaluate.summary(scored) == {
+    columns = metrics.Columns()
+    columns.add(scored)
+    found = metrics.summary(columns)
+    assert found.pop("intervals").keys() == {"accuracy", "mean_reward", "format_rate", "mean_length", "truncated_rate", "rewards/accuracy"}
+    assert found == {
         "accuracy": 0.5,
         "mean_reward": 0.5,
         "format_rate": 0.5,
@@ -257,4 +165,5 @@ def test_scores_and_their_means(artifacts):
         "truncated_rate": 0.25,
         "num_prompts": 4,
         "rewards/accuracy": 0.5,
+        "errors": {"truncated": 1, "wrong_format": 0, "no_answer": 0, "wrong_arithmetic": 0, "wrong_reasoning": 1},
     }

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.schema import Gate
-from tasks.core.gates import Evaluation, bootstrap_interval, evaluation, judge, matched_interval
+from tasks.core.gates import Evaluation, compare, evaluation, judge
 
 
 def measured(correct, **metrics):
@@ -68,17 +68,48 @@ def test_one_gate_that_does_not_pass_rejects():
     assert (verdict.passed, [g.outcome for g in verdict.gates]) == (False, ["pass", "fail"])
 
 
-def test_bootstrap_interval_is_the_same_every_time():
-    assert bootstrap_interval([1.0, 0.0, 0.0, 1.0], 0.95) == bootstrap_interval([1.0, 0.0, 0.0, 1.0], 0.95) == (0.0, 1.0)
-
-
-def test_matched_interval_is_agresti_and_mins():
-    # 30 better, 10 worse of 100: (30.5 - 10.5) / 102 = 0.19608, and 1.95996 * sqrt(41 - 20^2 / 102) / 102 = 0.11700
-    low, high = matched_interval([1.0] * 30 + [-1.0] * 10 + [0.0] * 60, 0.95)
-    assert (round(low, 4), round(high, 4)) == (0.0791, 0.3131)
-
-
 def test_evaluation_takes_columns_from_completions():
     row = {"id": "a", "correct": True, "reward": 0.5, "formatted": False, "length": 7, "truncated": True}
     found = evaluation({"accuracy": 1.0}, [row])
     assert (found.ids, found.per_prompt["accuracy"], found.per_prompt["mean_length"]) == (["a"], [1.0], [7.0])
+
+
+def test_without_a_champion_its_gate_passes_and_says_so():
+    found = judge(measured([1]), {}, {"g": Gate(metric="accuracy", rival="champion")}).gates[0]
+    assert (found.outcome, found.observed) == ("pass", None)
+    assert found.sentence == "accuracy has no rival, for no version is the champion yet."
+
+
+def test_a_champion_must_be_beaten():
+    gate = {"g": Gate(metric="accuracy", rival="champion")}
+    good, bad = measured([1] * 90 + [0] * 10), measured([0] * 100)
+    assert [judge(*pair, gate).gates[0].outcome for pair in ((good, {"champion": bad}), (bad, {"champion": good}), (good, {"champion": good}))] == [
+        "pass",
+        "fail",
+        "inconclusive",
+    ]
+
+
+def test_a_gate_on_a_further_set_compares_the_prompts_of_that_set():
+    candidate, rival = measured([0] * 40), measured([1] * 40)
+    candidate.sets["hard"], rival.sets["hard"] = measured([1] * 40), measured([0] * 40)
+    found = one(Gate(metric="hard/accuracy", rival="sft"), candidate, rival)
+    assert (found.outcome, found.observed, found.metric) == ("pass", 1.0, "hard/accuracy")
+
+
+def test_a_limit_on_a_further_set_and_on_pass_at_k():
+    candidate = measured([1], **{"hard/accuracy": 0.2, "pass@8": 0.9})
+    outcomes = [one(gate, candidate).outcome for gate in (Gate(metric="hard/accuracy", min=0.3), Gate(metric="pass@8", min=0.9))]
+    assert outcomes == ["fail", "pass"]
+
+
+def test_a_comparison_counts_what_was_fixed_and_broken():
+    found = compare(measured([1, 1, 1, 0, 0]), measured([0, 0, 1, 0, 1]), "sft")
+    assert (found.rival, found.fixed, found.broken, found.p_value) == ("sft", 2, 1, 1.0)
+    mean, low, high = found.differences["accuracy"]
+    assert (round(mean, 6), low < mean < high) == (0.2, True)
+
+
+def test_models_measured_on_different_prompts_are_not_compared():
+    with pytest.raises(ValueError, match="measured on different prompts, so that they cannot be compared with sft"):
+        compare(measured([1, 1]), measured([1, 1, 1]), "sft")

@@ -59,7 +59,7 @@ def _train(r: dict, context: Context, out: Path) -> dict:
 
 
 def _evaluate(r: dict, context: Context, out: Path) -> dict:
-    from configs.schema import ComputeSection, EvaluationSection, ModelSection, RewardConfig
+    from configs.schema import ComputeSection, DataSection, EvaluationSection, ModelSection, RewardConfig
     from tasks.core import evaluate, models
 
     model = ModelSection(**r["model"])
@@ -82,10 +82,11 @@ def _evaluate(r: dict, context: Context, out: Path) -> dict:
         data=Path(r["inputs"]["data"]),
         out=out,
         emit=context.emit,
+        source=DataSection(**r.get("source", {})),
     )
 
 
-STAGES = {"data": _data, "base": _base, "sft": _train, "grpo": _train, "evaluate_base": _evaluate, "evaluate_sft": _evaluate, "evaluate_grpo": _evaluate}
+STAGES = {"data": _data, "base": _base, "sft": _train, "grpo": _train, **{f"evaluate_{role}": _evaluate for role in ("base", "sft", "grpo", "champion")}}
 
 
 def work_on(request: dict[str, Any]) -> dict[str, Any]:

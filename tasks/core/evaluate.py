@@ -1,14 +1,43 @@
-"""Measures a model on held-out prompts: greedy completions, scored as in training, and its KL from a reference."""
+"""Measures a model on held-out prompts: greedy completions, scored as in training; sampled ones for pass@k and maj@k; and its KL from a reference."""
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.errors import DataError
-from configs.schema import ComputeSection, EvaluationSection, ModelSection, RewardConfig
-from tasks.core import answers, kl, models, rewards
-from tasks.core.trainer import read_rows, sample, write_rows
+from configs.schema import ComputeSection, DataSection, EvaluationSection, ModelSection, RewardConfig
+from tasks.core import answers, harness, kl, metrics, mistakes, models, rewards, sets
+from tasks.core.generate import generate
+from tasks.core.trainer import read_rows, sample
+
+# Prompts, in batches, whose completions are in memory together.
+WINDOW = 16
+
+
+@dataclass
+class Actor:
+    """A model with what generating and scoring needs; `seed` decides everything random."""
+
+    model: Any
+    tokenizer: Any
+    stops: list[int]
+    reward: rewards.Reward
+    section: EvaluationSection
+    chat_template_kwargs: dict[str, Any]
+    seed: int
+
+    def prompts(self, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[int]]]:
+        """The prompts' texts and token ids."""
+        texts = [models.render_prompt(self.tokenizer, row["prompt"], self.chat_template_kwargs) for row in rows]
+        return texts, self.tokenizer(texts)["input_ids"]
+
+    def complete(self, ids: list[list[int]], progress: Callable[..., None] = lambda **event: None, **sampling: Any) -> list[list[int]]:
+        """Completions, as `generate` gives them."""
+        settings = (self.stops, self.tokenizer.pad_token_id, self.section.max_new_tokens, self.section.batch_size)
+        return generate(self.model, ids, *settings, progress=progress, **sampling)
 
 
 def measure(
@@ -23,30 +52,32 @@ def measure(
     data: Path,
     out: Path,
     emit: Callable[..., None],
+    source: DataSection | None = None,
 ) -> dict[str, Any]:
     """Writes `metrics.json` and `completions.jsonl` (in the order of the held-out file) to `out` and returns the metrics.
 
-    `policy` and `reference` are model folders, `data` is the data artifact. Metrics: accuracy, mean_reward, format_rate, truncated_rate (shares
-    and means over prompts), mean_length (tokens, the end-of-text token included), num_prompts, `rewards/<component>` and, with a reference, kl and
-    kl_sequence (see `measure_kl`). The same arguments give the same bytes on the same machine.
-    Raises DataError for a split without rows, and what loading a model raises.
+    `policy` and `reference` are model folders, `data` is the data artifact, `source` says which columns the files of `evaluation.sets` have. Metrics:
+    those of `metrics.summary` and, with a reference, kl and kl_sequence (see `measure_kl`). A further set has a folder `sets/<name>` with its
+    completions, and its metrics are `<name>/<metric>`. The same arguments give the same bytes on the same machine.
+    Raises DataError for a set without rows, and what loading a model raises.
     """
-    rows = held_out(section, data, seed)
     tokenizer = models.load_tokenizer(policy, model)
-    actor = models.load_policy(policy, model, compute, for_training=False)
-    prompts = [models.render_prompt(tokenizer, row["prompt"], model.chat_template_kwargs) for row in rows]
-    ids = tokenizer(prompts)["input_ids"]
-    stops = models.eos_ids(actor, tokenizer)
-    completions = generate(actor, ids, stops, tokenizer.pad_token_id, section.max_new_tokens, section.batch_size, progress=emit)
-    scored = score(rows, prompts, completions, stops, tokenizer, rewards.build(reward_type, reward_config))
-    metrics = summary(scored)
+    actor_model = models.load_policy(policy, model, compute, for_training=False)
+    reward = rewards.build(reward_type, reward_config)
+    actor = Actor(actor_model, tokenizer, models.eos_ids(actor_model, tokenizer), reward, section, model.chat_template_kwargs, seed)
+    rows = held_out(section, data, seed)
+    found = measure_set(actor, rows, out, emit)
+    for name, one in section.sets.items():
+        if one.task is not None:
+            metrics.join(found, name, harness.evaluate(one, actor_model, tokenizer, section.batch_size, seed, out / "sets" / name))
+        else:
+            metrics.join(found, name, measure_set(actor, sets.rows(name, one, source or DataSection(), data, seed), out / "sets" / name, emit))
     if reference is not None:
         other = models.load_policy(reference, model, compute, for_training=False)
-        chosen = sample(ids, min(section.kl_samples, len(ids)), seed)
-        metrics |= measure_kl(actor, other, chosen, stops, tokenizer.pad_token_id, section, seed)
-    write_rows(out / "completions.jsonl", [{k: v for k, v in row.items() if k != "components"} for row in scored])
-    (out / "metrics.json").write_text(json.dumps(metrics, sort_keys=True, indent=2, allow_nan=False) + "\n")
-    return metrics
+        chosen = sample(rows, min(section.kl_samples, len(rows)), seed)
+        found |= measure_kl(actor, other, chosen)
+    (out / "metrics.json").write_text(json.dumps(found, sort_keys=True, indent=2, allow_nan=False) + "\n")
+    return found
 
 
 def held_out(section: EvaluationSection, data: Path, seed: int) -> list[dict[str, Any]]:
@@ -54,51 +85,46 @@ def held_out(section: EvaluationSection, data: Path, seed: int) -> list[dict[str
     rows = read_rows(data / f"{section.split}.jsonl")
     if not rows:
         raise DataError(f"evaluation.split is {section.split}, which holds no prompts: raise data.{section.split}_size or choose the other split")
-    return [rows[i] for i in sorted(sample(list(range(len(rows))), section.max_samples, seed))]
+    return sets.chosen(rows, section.max_samples, seed)
 
 
-def generate(
-    model: Any,
-    prompts: list[list[int]],
-    stops: list[int],
-    pad_id: int,
-    max_new_tokens: int,
-    batch_size: int,
-    temperature: float | None = None,
-    progress: Callable[..., None] = lambda **event: None,
-) -> list[list[int]]:
-    """Completions of the prompts (token ids), in their order, up to and including the token that ends them; greedy without a temperature.
+def measure_set(actor: Actor, rows: list[dict[str, Any]], out: Path, emit: Callable[..., None]) -> dict[str, Any]:
+    """Writes `completions.jsonl`, and `sampled.jsonl` where there are samples, to `out`, and returns the metrics of one set.
 
-    Runs in batches sorted by length, padded on the left, the longest first: what does not fit into memory fails at once.
+    Completions are scored and written a window at a time: of what went by, a few numbers per prompt stay in memory, whatever `evaluation.samples` is.
     """
-    import torch
-    from transformers import GenerationConfig
+    out.mkdir(parents=True, exist_ok=True)
+    columns = metrics.Columns()
+    samples = actor.section.samples
+    total, done = len(rows) * (1 + samples), 0
 
-    sampling = {"do_sample": False} if temperature is None else {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    # Set on the model as well: `generate` fills gaps from the model's own, whose sampling settings are not ours.
-    model.generation_config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=pad_id, **sampling)
-    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-    found: dict[int, list[int]] = {}
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        width = len(prompts[batch[0]])
-        ids = torch.tensor([[pad_id] * (width - len(prompts[i])) + prompts[i] for i in batch], device=model.device)
-        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in batch], device=model.device)
-        with torch.inference_mode():
-            produced = model.generate(input_ids=ids, attention_mask=mask)[:, width:].tolist()
-        found |= {i: until_stop(tokens, stops) for i, tokens in zip(batch, produced, strict=True)}
-        progress(event="progress", done=len(found), total=len(order))
-    return [found[i] for i in range(len(prompts))]
+    def progress(**event: Any) -> None:
+        emit(event=event["event"], done=done + event["done"], total=total)
+
+    with (out / "completions.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for window in _windows(rows, WINDOW * actor.section.batch_size):
+            texts, ids = actor.prompts(window)
+            scored = score(window, texts, actor.complete(ids, progress), actor.stops, actor.tokenizer, actor.reward)
+            columns.add(scored)
+            file.writelines(_line({k: v for k, v in row.items() if k != "components"}) for row in scored)
+            done += len(window)
+    if samples:
+        with (out / "sampled.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+            for window in _windows(rows, max(1, WINDOW * actor.section.batch_size // samples)):
+                for row in count_votes(actor, window, progress):
+                    columns.add_samples(row, actor.section.k)
+                    file.write(_line(row))
+                done += len(window) * samples
+    return metrics.summary(columns)
 
 
-def until_stop(tokens: list[int], stops: list[int]) -> list[int]:
-    """The tokens up to and including the first that ends a completion.
+def _windows(rows: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
-    >>> until_stop([5, 6, 1, 0, 0], [1])
-    [5, 6, 1]
-    """
-    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-    return tokens[:end]
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def score(rows: list[dict], prompts: list[str], completions: list[list[int]], stops: list[int], tokenizer: Any, reward: Any) -> list[dict[str, Any]]:
@@ -110,6 +136,7 @@ def score(rows: list[dict], prompts: list[str], completions: list[list[int]], st
     scored = []
     for row, prompt, text, ids, points in zip(rows, prompts, texts, completions, totals, strict=True):
         answer = reward.answer(text)
+        correct, truncated = answer is not None and answers.same_answer(answer, row["gold"]), ids[-1] not in stops
         scored.append(
             {
                 "id": row["id"],
@@ -117,46 +144,59 @@ def score(rows: list[dict], prompts: list[str], completions: list[list[int]], st
                 "gold": row["gold"],
                 "completion": text,
                 "answer": answer,
-                "correct": answer is not None and answers.same_answer(answer, row["gold"]),
+                "correct": correct,
                 "formatted": answers.is_formatted(text),
                 "reward": points["total"],
                 "length": len(ids),
-                "truncated": ids[-1] not in stops,
+                "truncated": truncated,
+                "error": mistakes.error_class(text, answer, row["gold"], correct, truncated),
                 "components": {name: value for name, value in points.items() if name != "total"},
+                **({"category": str(row["category"])} if row.get("category") is not None else {}),
             }
         )
     return scored
 
 
-def summary(scored: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metrics of scored rows; a component that has no opinion on any row has no mean."""
+def count_votes(actor: Actor, rows: list[dict[str, Any]], progress: Callable[..., None] = lambda **event: None) -> list[dict[str, Any]]:
+    """Per prompt, of `evaluation.samples` completions: how many are right, and how many give each answer; answers that are equal are one.
 
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    metrics = {
-        "accuracy": mean([row["correct"] for row in scored]),
-        "mean_reward": mean([row["reward"] for row in scored]),
-        "format_rate": mean([row["formatted"] for row in scored]),
-        "mean_length": mean([row["length"] for row in scored]),
-        "truncated_rate": mean([row["truncated"] for row in scored]),
-        "num_prompts": len(scored),
-    }
-    for name in scored[0]["components"]:
-        values = [row["components"][name] for row in scored if row["components"][name] is not None]
-        if values:
-            metrics[f"rewards/{name}"] = mean(values)
-    return metrics
+    A row is {"id", "samples", "correct", "silent" (without an answer), "answers": [{"answer", "votes", "correct"}, ...] (the most frequent first)}.
+    """
+    section, repeat = actor.section, actor.section.samples
+    _, ids = actor.prompts(rows)
+    seeds = [seed_of(actor.seed, row["id"], number) for row in rows for number in range(repeat)]
+    found = actor.complete([one for one in ids for _ in range(repeat)], progress, temperature=section.sample_temperature, seeds=seeds)
+    texts = actor.tokenizer.batch_decode(found, skip_special_tokens=True)
+    return [tally(row, [actor.reward.answer(text) for text in texts[i * repeat : (i + 1) * repeat]]) for i, row in enumerate(rows)]
 
 
-def measure_kl(policy: Any, reference: Any, prompts: list[list[int]], stops: list[int], pad_id: int, section: EvaluationSection, seed: int) -> dict[str, float]:
+def tally(row: dict[str, Any], given: list[str | None]) -> dict[str, Any]:
+    """The row of `count_votes` for the answers that one prompt got."""
+    stated = [answer for answer in given if answer is not None]
+    counted: list[dict[str, Any]] = []
+    for answer in stated:
+        correct = answers.same_answer(answer, row["gold"])
+        same = next((c for c in counted if c["correct"] == correct and (correct or answers.same_answer(answer, c["answer"]))), None)
+        if same is None:
+            counted.append(same := {"answer": answer, "votes": 0, "correct": correct})
+        same["votes"] += 1
+    counted.sort(key=lambda c: -c["votes"])
+    right = sum(c["votes"] for c in counted if c["correct"])
+    return {"id": row["id"], "samples": len(given), "correct": right, "silent": len(given) - len(stated), "answers": counted}
+
+
+def seed_of(seed: int, *parts: Any) -> int:
+    """A seed of its own for each completion: what is sampled does not depend on what else is."""
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()[:8]) >> 1
+
+
+def measure_kl(actor: Actor, reference: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
     """KL(policy || reference) in nats, on one completion per prompt, sampled from the policy at `kl_temperature`.
 
     `kl` is the full-vocabulary divergence at each position, averaged over tokens; `kl_sequence` its sum over a completion, averaged over
     completions. The temperature only chooses the completions: the two distributions compared are the models' own, untempered.
     """
-    import torch
-
-    torch.manual_seed(seed)
-    completions = generate(policy, prompts, stops, pad_id, section.max_new_tokens, section.batch_size, temperature=section.kl_temperature)
-    return kl.divergence(policy, reference, prompts, completions, pad_id)
+    _, ids = actor.prompts(rows)
+    seeds = [seed_of(actor.seed, row["id"], "kl") for row in rows]
+    completions = actor.complete(ids, temperature=actor.section.kl_temperature, seeds=seeds)
+    return kl.divergence(actor.model, reference, ids, completions, actor.tokenizer.pad_token_id)

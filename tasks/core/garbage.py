@@ -19,7 +19,7 @@ from tasks.core.artifacts import Manifest, find
 from tasks.core.registry import KEY_TAG, Version
 from tasks.core.store import Store, folder_of
 
-STAGES = ("data", "base", "evaluate_base", "sft", "evaluate_sft", "grpo", "evaluate_grpo", "judge", "register")
+STAGES = ("data", "base", "evaluate_base", "sft", "evaluate_sft", "grpo", "evaluate_grpo", "evaluate_champion", "judge", "register")
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 # A run that this Prefect server does not know may be another server's; what is half-written may still be written by somebody unseen.
 UNKNOWN_LIVES, HALF_WRITTEN_LIVES = timedelta(days=7), timedelta(hours=1)

@@ -1,24 +1,23 @@
 """The verdict: pure functions from measurements to pass, fail or inconclusive."""
 
-import math
-from statistics import NormalDist
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from configs.rules import PER_PROMPT
 from configs.schema import Gate
-
-RESAMPLES = 10_000
-PROPORTIONS = ("accuracy", "format_rate", "truncated_rate")
+from tasks.core import statistics
+from tasks.core.metrics import PROPORTIONS
+from tasks.core.statistics import bootstrap_interval, matched_interval
 
 
 class Evaluation(BaseModel):
-    """Measurements of one model on the held-out prompts."""
+    """Measurements of one model on the held-out prompts, and on further sets: `sets` by name."""
 
     metrics: dict[str, float]
     ids: list[str] = []
     per_prompt: dict[str, list[float]] = {}
+    sets: dict[str, "Evaluation"] = {}
 
 
 class GateResult(BaseModel):
@@ -40,16 +39,55 @@ class Verdict(BaseModel):
     gates: list[GateResult]
 
 
-def evaluation(metrics: dict[str, Any], completions: list[dict[str, Any]]) -> Evaluation:
-    """An Evaluation from the metrics and the rows of completions.jsonl."""
+class Comparison(BaseModel):
+    """A model against a rival on the same prompts: differences of means with their 95 % intervals, and the accuracy's discordant prompts."""
+
+    rival: str
+    differences: dict[str, tuple[float, float, float]]
+    fixed: int
+    broken: int
+    p_value: float
+
+
+def evaluation(metrics: dict[str, Any], completions: list[dict[str, Any]], sets: dict[str, list[dict[str, Any]]] | None = None) -> Evaluation:
+    """An Evaluation from the metrics and the rows of completions.jsonl, those of further sets by name."""
     columns = {name: [float(row[column]) for row in completions] for name, column in PER_PROMPT.items()}
-    return Evaluation(metrics={k: v for k, v in metrics.items() if isinstance(v, int | float)}, ids=[row["id"] for row in completions], per_prompt=columns)
+    others = {name: evaluation({}, rows) for name, rows in (sets or {}).items()}
+    return Evaluation(
+        metrics={k: v for k, v in metrics.items() if isinstance(v, int | float)}, ids=[row["id"] for row in completions], per_prompt=columns, sets=others
+    )
 
 
 def judge(candidate: Evaluation, rivals: dict[str, Evaluation], gates: dict[str, Gate]) -> Verdict:
-    """Applies every gate to the candidate. A tie with a rival and a value that is missing or not a number never pass."""
-    results = [_against(name, gate, candidate, rivals[gate.rival]) if gate.rival else _within(name, gate, candidate) for name, gate in gates.items()]
+    """Applies every gate to the candidate. A tie with a rival and a value that is missing or not a number never pass.
+
+    A gate whose rival is the champion passes where `rivals` has none: the first model has nothing to beat.
+    """
+    results = []
+    for name, gate in gates.items():
+        if gate.rival == "champion" and "champion" not in rivals:
+            sentence = f"{gate.metric} has no rival, for no version is the champion yet."
+            results.append(GateResult(name=name, metric=gate.metric, outcome="pass", observed=None, limit=_limit(gate), sentence=sentence))
+        else:
+            results.append(_against(name, gate, candidate, rivals[gate.rival]) if gate.rival else _within(name, gate, candidate))
     return Verdict(passed=all(r.outcome == "pass" for r in results), gates=results)
+
+
+def compare(candidate: Evaluation, rival: Evaluation, name: str) -> Comparison:
+    """Candidate less rival, on the same prompts: the paired bootstrap for every metric, and McNemar's exact test for accuracy."""
+    if candidate.ids != rival.ids:
+        raise ValueError(f"the two models were measured on different prompts, so that they cannot be compared with {name}")
+    found, pairs = {}, {}
+    for metric, values in candidate.per_prompt.items():
+        pairs[metric] = [a - b for a, b in zip(values, rival.per_prompt[metric], strict=True)]
+        if len(pairs[metric]) > 1:
+            found[metric] = (sum(pairs[metric]) / len(pairs[metric]), *bootstrap_interval(pairs[metric]))
+    fixed, broken = pairs["accuracy"].count(1.0), pairs["accuracy"].count(-1.0)
+    return Comparison(rival=name, differences=found, fixed=fixed, broken=broken, p_value=statistics.mcnemar(fixed, broken))
+
+
+def _limit(gate: Gate) -> str:
+    return f"above {gate.rival} by more than {gate.margin:g}"
 
 
 def _within(name: str, gate: Gate, candidate: Evaluation) -> GateResult:
@@ -66,14 +104,17 @@ def _within(name: str, gate: Gate, candidate: Evaluation) -> GateResult:
 
 
 def _against(name: str, gate: Gate, candidate: Evaluation, rival: Evaluation) -> GateResult:
+    place, _, metric = gate.metric.rpartition("/")
+    if place:
+        candidate, rival = candidate.sets[place], rival.sets[place]
     if candidate.ids != rival.ids:
         raise ValueError(f"gate {name}: the candidate and {gate.rival} were measured on different prompts")
-    differences = [a - b for a, b in zip(candidate.per_prompt[gate.metric], rival.per_prompt[gate.metric], strict=True)]
+    differences = [a - b for a, b in zip(candidate.per_prompt[metric], rival.per_prompt[metric], strict=True)]
     observed = sum(differences) / len(differences)
-    base = {"name": name, "metric": gate.metric, "observed": observed, "limit": f"above {gate.rival} by more than {gate.margin:g}"}
+    base = {"name": name, "metric": gate.metric, "observed": observed, "limit": _limit(gate)}
     if len(differences) < 2:
         return GateResult(**base, outcome="inconclusive", sentence=f"{gate.metric} was measured on one prompt, which says nothing about noise; measure more.")
-    interval = matched_interval if gate.metric in PROPORTIONS else bootstrap_interval
+    interval = matched_interval if metric in PROPORTIONS else bootstrap_interval
     low, high = base["interval"] = interval(differences, gate.confidence)
     seen = f"{gate.metric} differs from {gate.rival} by {observed:+.4g} ({gate.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {len(differences)} prompts)"
     if low > gate.margin:
@@ -81,25 +122,3 @@ def _against(name: str, gate: Gate, candidate: Evaluation, rival: Evaluation) ->
     if high <= gate.margin:
         return GateResult(**base, outcome="fail", sentence=f"{seen}: not more than {gate.margin:g}.")
     return GateResult(**base, outcome="inconclusive", sentence=f"{seen}: the interval holds {gate.margin:g}, so this may be noise; measure more prompts.")
-
-
-def matched_interval(differences: list[float], confidence: float) -> tuple[float, float]:
-    """Interval of the difference of two proportions on the same prompts; `differences` are 1, 0 and -1.
-
-    Wald's interval after half a count is added to each of the four cells (Agresti and Min, Statistics in Medicine 24, 2005): unlike the
-    bootstrap it does not shrink to a point when all prompts agree, so that a handful of prompts never decides.
-    """
-    better, worse = differences.count(1) + 0.5, differences.count(-1) + 0.5
-    count = len(differences) + 2
-    mean = (better - worse) / count
-    error = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(better + worse - (better - worse) ** 2 / count) / count
-    return max(-1.0, mean - error), min(1.0, mean + error)
-
-
-def bootstrap_interval(differences: list[float], confidence: float) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of at least two paired differences (Efron and Tibshirani 1993, section 13.3), seeded."""
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    found = bootstrap((differences,), np.mean, n_resamples=RESAMPLES, batch=500, confidence_level=confidence, method="percentile", rng=np.random.default_rng(0))
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)

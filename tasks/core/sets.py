@@ -1,0 +1,75 @@
+"""Further evaluation sets: rows of the data artifact, or a JSON Lines file of questions and gold answers."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.errors import DataError
+from configs.schema import DataSection, EvaluationSet
+from tasks.core import answers
+from tasks.core.data import messages
+from tasks.core.trainer import read_rows, sample
+
+
+def rows(name: str, section: EvaluationSet, source: DataSection, data: Path, seed: int) -> list[dict[str, Any]]:
+    """The prompts of a set, in the order of their file; `max_samples` of them are chosen by the seed alone.
+
+    A file has the columns of the data section and asks as its questions are asked; a gold answer stands after the last ####, or is the whole answer,
+    and a column `category` is kept. Raises DataError for a file that cannot be read and for a row that cannot be used; StorageUnavailable.
+    """
+    if section.path is None:
+        found = read_rows(data / f"{section.split}.jsonl")
+    else:
+        lines = enumerate(read_file(name, section.path).decode("utf-8", errors="replace").split("\n"), 1)
+        found = [_row(name, number, line, source) for number, line in lines if line.strip()]
+    if not found:
+        raise DataError(f"evaluation.sets.{name} holds no prompts: name a split or a file that has some, or take the set out")
+    return chosen(found, section.max_samples, seed)
+
+
+def chosen(rows: list[dict[str, Any]], most: int | None, seed: int) -> list[dict[str, Any]]:
+    """At most so many rows, chosen by the seed, in their order."""
+    return [rows[i] for i in sorted(sample(list(range(len(rows))), most, seed))]
+
+
+def read_file(name: str, path: str) -> bytes:
+    """The bytes of a set's file, on disk or at s3://. Raises DataError where there is none, StorageUnavailable where S3 does not answer."""
+    if path.startswith("s3://"):
+        from tasks.core.store import open_store
+
+        above, _, file = path.rpartition("/")
+        store = open_store(above)
+        if file in store.list(file):
+            return store.get_bytes(file)
+    else:
+        local = Path(path.removeprefix("file://")).expanduser()
+        if local.is_file():
+            return local.read_bytes()
+    raise DataError(f"evaluation.sets.{name}.path is {path}, and there is no such file: name a JSON Lines file on disk or at s3://")
+
+
+def digests(sets: dict[str, EvaluationSet]) -> dict[str, str]:
+    """SHA-256 of every set's file, for the stage key: other content under the same path is another set. Raises as `read_file` does."""
+    return {name: hashlib.sha256(read_file(name, one.path)).hexdigest() for name, one in sets.items() if one.path is not None}
+
+
+def _row(name: str, number: int, line: str, source: DataSection) -> dict[str, Any]:
+    where = f"line {number} of evaluation.sets.{name}"
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON ({error}): correct the line or take it out") from error
+    found = {}
+    for field, column in (("question_column", source.question_column), ("answer_column", source.answer_column)):
+        value = record.get(column) if isinstance(record, dict) else None
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{where} has no text in column {column} (data.{field}): fill it in, or take the line out")
+        found[field] = value.strip()
+    stated = found["answer_column"].rpartition("####")[2].strip()
+    gold = answers.normal_gold(stated)
+    if gold is None:
+        raise DataError(f"{where} has the gold answer {stated[:60]!r}, which no answer could be compared with: correct it, or take the line out")
+    category = {"category": str(record["category"])} if record.get("category") is not None else {}
+    question = found["question_column"]
+    return {"id": f"{name}-{number}", "prompt": messages(source, question), "question": question, "gold": gold, **category}
