@@ -38,7 +38,8 @@ Every field of a run, as `section.field`. Unknown fields are refused. Made from 
 |---|---|---|
 """
 ENTRIES = """
-An entry of `gates` has `metric` and either `min` and `max`, or `rival: sft` with `margin` and `confidence`. An entry of
+An entry of `gates` has `metric` and either `min` and `max`, or `rival: sft` or `rival: champion` with `margin` and `confidence`. An entry of
+`evaluation.sets` has one of `split`, `path` and `task`, and perhaps `max_samples` (docs/evaluation.md). An entry of
 `grpo.reward_config.components` has `type`, `weight` and the settings of its type: `target_length` and
 `length_unit` (length_penalty), `step_bonus`, `max_steps` and `only_right` (step).
 

@@ -1,11 +1,12 @@
 import json
+import sys
 
 import pytest
 import tiny
 
-from configs.errors import DataError
-from configs.schema import EvaluationSection, RewardConfig
-from tasks.core import evaluate, generate, metrics, models, trainer
+from configs.errors import ConfigError, DataError
+from configs.schema import DataSection, EvaluationSection, EvaluationSet, RewardConfig
+from tasks.core import evaluate, generate, harness, metrics, models, sets, trainer
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -79,6 +80,131 @@ def test_every_token_that_the_model_declares_ends_a_completion(pair, artifacts):
     assert models.eos_ids(pair[0], tokenizer) == [tokenizer.eos_token_id, 7, 9]
     pair[0].generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
     assert models.eos_ids(pair[0], tokenizer) == [tokenizer.eos_token_id]
+
+
+def test_rows_that_leave_the_batch_change_no_other_row(pair):
+    """Stops are the tokens that come second in some completions: these rows leave early, and all are what they are alone."""
+    prompts = [[i, i + 1, i + 2][: 1 + i % 3] for i in range(5, 45)]
+    free = generate.generate(pair[0], prompts, [1], 0, 6, 40)
+    stops = [1, *{c[1] for c in free[::3] if len(c) > 1}]
+    together = generate.generate(pair[0], prompts, stops, 0, 6, 40)
+    assert together == [generate.generate(pair[0], [p], stops, 0, 6, 1)[0] for p in prompts]
+    assert len({len(c) for c in together}) > 1
+
+
+def test_prompts_that_share_their_beginning_complete_as_they_do_alone(pair, monkeypatch):
+    monkeypatch.setattr(generate, "AT_ONCE", 8)
+    prompts = [[5, 6, 7, 8, *tail] for tail in ([9], [10, 11, 12], [13, 14], [15, 16, 17, 18, 19], [20])]
+    alone = [generate.generate(pair[0], [p], [1], 0, 5, 1)[0] for p in prompts]
+    assert generate.generate(pair[0], prompts, [1], 0, 5, 5) == alone
+
+
+def test_a_prompt_that_begins_all_others_keeps_a_token_of_its_own(pair):
+    prompts = [[5, 6], [5, 6, 7], [5, 6]]
+    assert generate.generate(pair[0], prompts, [1], 0, 4, 3) == [generate.generate(pair[0], [p], [1], 0, 4, 1)[0] for p in prompts]
+
+
+def test_close_calls_are_made_once_more_alone(pair, monkeypatch):
+    counts = generate.Counts()
+    monkeypatch.setattr(generate, "CLOSE", float("inf"))
+    found = generate.generate(pair[0], PROMPTS, [1], 0, 4, 4, counts=counts)
+    assert (counts.alone, counts.tokens) == (4, sum(map(len, found)))
+    monkeypatch.setattr(generate, "CLOSE", 0.0)
+    generate.generate(pair[0], PROMPTS, [1], 0, 4, 4, counts=(none := generate.Counts()))
+    assert none.alone == 0
+
+
+def test_batched_completions_are_those_of_transformers_one_at_a_time(pair):
+    import torch
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=5, eos_token_id=[1], pad_token_id=0, do_sample=False)
+    for prompt, ours in zip(PROMPTS, generate.generate(pair[0], PROMPTS, [1], 0, 5, 4), strict=True):
+        theirs = pair[0].generate(input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), generation_config=config)
+        assert generate.until_stop(theirs[0, len(prompt) :].tolist(), [1]) == ours
+
+
+def test_what_is_sampled_for_a_prompt_does_not_depend_on_its_batch(pair):
+    seeds = [11, 12, 13, 14]
+    together = generate.generate(pair[0], PROMPTS, [1], 0, 4, 4, temperature=1.0, seeds=seeds)
+    assert together == [generate.generate(pair[0], [p], [1], 0, 4, 1, temperature=1.0, seeds=[s])[0] for p, s in zip(PROMPTS, seeds, strict=True)]
+
+
+# ---------------------------------------------------------------- samples and sets
+
+
+def test_votes_are_counted_by_equality_of_answers():
+    row = {"id": "a", "gold": "72"}
+    found = evaluate.tally(row, ["72", "72.0", "$72", "71", None, "71.0", "about 9"])
+    assert (found["samples"], found["correct"], found["silent"]) == (7, 3, 1)
+    assert found["answers"] == [
+        {"answer": "72", "votes": 3, "correct": True},
+        {"answer": "71", "votes": 2, "correct": False},
+        {"answer": "about 9", "votes": 1, "correct": False},
+    ]
+
+
+def test_samples_give_pass_at_k_and_maj_at_k_and_their_rows(artifacts, tmp_path):
+    found = measure(artifacts, tmp_path / "out", reference=False, max_samples=5, samples=4, k=[1, 4])
+    assert {"pass@1", "pass@4", "maj@1", "maj@4"} <= found.keys()
+    rows = trainer.read_rows(tmp_path / "out" / "sampled.jsonl")
+    assert [row["samples"] for row in rows] == [4] * 5
+    assert all(row["silent"] + sum(a["votes"] for a in row["answers"]) == 4 for row in rows)
+
+
+def test_samples_do_not_change_what_is_greedy(artifacts, tmp_path):
+    measure(artifacts, tmp_path / "one", reference=False, max_samples=5)
+    measure(artifacts, tmp_path / "two", reference=False, max_samples=5, samples=2)
+    assert (tmp_path / "one" / "completions.jsonl").read_bytes() == (tmp_path / "two" / "completions.jsonl").read_bytes()
+
+
+def test_further_sets_have_metrics_and_completions_of_their_own(artifacts, tmp_path):
+    path = tmp_path / "hard.jsonl"
+    path.write_text('{"question": "1 + 1 = ?", "answer": "so #### 2", "category": "sums"}\n{"question": "2 + 2 = ?", "answer": "4", "category": "other"}\n')
+    sets = {"hard": {"path": str(path)}, "seen": {"split": "validation", "max_samples": 3}}
+    found = measure(artifacts, tmp_path / "out", reference=False, max_samples=4, sets=sets)
+    assert (found["num_prompts"], found["hard/num_prompts"], found["seen/num_prompts"]) == (4, 2, 3)
+    assert found["intervals"].keys() >= {"accuracy", "hard/accuracy", "seen/accuracy"}
+    assert {name: one["num_prompts"] for name, one in found["sets"]["hard"]["categories"].items()} == {"other": 1, "sums": 1}
+    rows = trainer.read_rows(tmp_path / "out" / "sets" / "hard" / "completions.jsonl")
+    assert [(row["id"], row["gold"], row["prompt"]) for row in rows] == [
+        ("hard-1", "2", "<|user|>1 + 1 = ?<|assistant|>"),
+        ("hard-2", "4", "<|user|>2 + 2 = ?<|assistant|>"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"evaluation\.sets\.hard holds no prompts"),
+        ("{", r"line 1 of evaluation\.sets\.hard is not valid JSON"),
+        ('\n{"question": "?"}', r"line 2 of evaluation\.sets\.hard has no text in column answer \(data\.answer_column\)"),
+        ('{"question": "?", "answer": "#### 3 or 4"}', r"line 1 of evaluation\.sets\.hard has the gold answer '3 or 4'"),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_one_sentence(tmp_path, text, message):
+    (tmp_path / "hard.jsonl").write_text(text)
+    with pytest.raises(DataError, match=message):
+        sets.rows("hard", EvaluationSet(path=str(tmp_path / "hard.jsonl")), DataSection(), tmp_path, seed=1)
+
+
+def test_a_sets_file_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match=r"^evaluation\.sets\.hard\.path is /no/where, and there is no such file: name a JSON Lines file"):
+        sets.digests({"hard": EvaluationSet(path="/no/where")})
+
+
+def test_another_content_is_another_digest(tmp_path):
+    file, seen = tmp_path / "hard.jsonl", []
+    for text in ("a", "b"):
+        file.write_text(text)
+        seen.append(sets.digests({"hard": EvaluationSet(path=str(file)), "seen": EvaluationSet(split="test")}))
+    assert seen[0].keys() == {"hard"} and seen[0] != seen[1]
+
+
+def test_a_task_of_the_harness_without_the_harness_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ConfigError, match=r"has the task arc_easy, which needs lm-evaluation-harness .*: pip install 'ratchet\[lm-eval\]'$"):
+        harness.evaluate(EvaluationSet(task="arc_easy"), None, None, 1, 1, tmp_path)
 
 
 # ---------------------------------------------------------------- the artifact

@@ -1,5 +1,7 @@
 import pytest
 
+from configs.errors import ConfigError
+from configs.loading import load
 from configs.schema import Gate
 from tasks.core.gates import Evaluation, compare, evaluation, judge
 
@@ -113,3 +115,29 @@ def test_a_comparison_counts_what_was_fixed_and_broken():
 def test_models_measured_on_different_prompts_are_not_compared():
     with pytest.raises(ValueError, match="measured on different prompts, so that they cannot be compared with sft"):
         compare(measured([1, 1]), measured([1, 1, 1]), "sft")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gates": {"a": {"metric": "hard/accuracy", "min": 0.5}}}, "names the set hard, which evaluation.sets does not have"),
+        ({"gates": {"a": {"metric": "hard/kl", "min": 0.5}}, "evaluation": {"sets": {"hard": {"split": "test"}}}}, "names no metric of a set"),
+        ({"gates": {"a": {"metric": "pass@8", "min": 0.5}}}, "needs evaluation.samples of at least 8, and 8 in evaluation.k: set both"),
+        ({"gates": {"a": {"metric": "pass@1", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
+        ({"gates": {"a": {"metric": "arc/acc", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
+        ({"evaluation": {"samples": 4, "k": [1, 8]}}, "evaluation.k has 8 and evaluation.samples is 4: raise samples, or lower k"),
+        ({"evaluation": {"sets": {"a": {}}}}, "has neither split, path nor task and needs exactly one"),
+        ({"evaluation": {"sets": {"a": {"split": "test", "path": "x"}}}}, "has split and path and needs exactly one"),
+        ({"evaluation": {"sets": {"rewards": {"split": "test"}}}}, "evaluation.sets has a set named rewards"),
+    ],
+)
+def test_a_gate_on_what_is_not_measured_and_a_set_of_nothing_are_refused(values, message):
+    with pytest.raises(ConfigError) as error:
+        load(values)
+    assert message in str(error.value)
+
+
+def test_gates_on_further_sets_and_on_samples_are_taken():
+    sets = {"hard": {"path": "hard.jsonl"}, "arc": {"task": "arc_easy"}}
+    gates = {"a": {"metric": "hard/accuracy", "rival": "sft"}, "b": {"metric": "arc/acc", "min": 0.2}, "c": {"metric": "hard/pass@4", "min": 0.1}}
+    assert load({"gates": gates, "evaluation": {"samples": 4, "k": [4], "sets": sets}}).gates.keys() == {"accuracy", "kl", "reward", "a", "b", "c"}

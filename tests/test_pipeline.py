@@ -14,6 +14,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.states import AwaitingRetry
 
+from configs.schema import TrackingSection
+from tasks.core import promotion, tracking
 from tasks.core.artifacts import find
 from tasks.core.store import open_store
 from tasks.turn import lock_name
@@ -184,6 +186,7 @@ def test_report_is_a_markdown_artifact_of_the_run(first):
         found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[first["flow_run_id"]])), flow_run_filter=here)
     by_key = {artifact.key: artifact for artifact in found}
     assert by_key["report"].data.startswith("## Passed: every gate says yes")
+    assert by_key["samples"].data.startswith("# Samples")
     assert by_key["grpo"].data == 100.0
 
 
@@ -221,7 +224,19 @@ def test_retry_of_a_failed_run_redoes_only_what_was_not_finished(stack, s3_root)
         tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
     states = {task.name: task.state.name for task in sorted(tasks, key=lambda task: task.state.timestamp)}
     assert [name for name, state in states.items() if state == "Cached"] == ["data", "base", "evaluate base", "sft", "evaluate sft"]
-    assert [name for name, state in states.items() if state == "Completed"] == ["begin", "grpo", "evaluate grpo", "judge", "register"]
+    assert [name for name, state in states.items() if state == "Completed"] == ["begin", "champion", "grpo", "evaluate grpo", "judge", "register"]
+
+
+def test_the_champion_is_measured_too_and_may_be_a_rival(first, root):
+    promotion.promote("pipeline", first["model"]["version"], tracking.connect(TrackingSection()))
+    gates = {"reward": {"min": -100}, "accuracy": None, "kl": None, "champion": {"metric": "accuracy", "rival": "champion"}}
+    code, out, err = ratchet(root, ("gates", gates))
+    assert code == 0, err
+    found = json.loads(out)
+    assert [name for name, stage in found["stages"].items() if not stage["cached"]] == ["evaluate_champion", "judge", "register"]
+    assert found["metrics"]["champion"]["accuracy"] == found["metrics"]["grpo"]["accuracy"]
+    verdict = {gate["name"]: gate for gate in found["verdict"]["gates"]}
+    assert (verdict["champion"]["outcome"], verdict["champion"]["limit"]) == ("inconclusive", "above champion by more than 0")
 
 
 def digests(root, summary):

@@ -83,9 +83,10 @@ def _other(name: str) -> tuple[str, str]:
     return (f"{place}: {label}" if place else label), form
 
 
-def _natural(name: str) -> tuple[bool, str, int]:
+def _natural(name: str) -> tuple[int, str, int]:
+    """Order of the rows: samples by their k, then the reward's components, then further sets."""
     stem, _, k = name.partition("@")
-    return "/" in name, stem, int(k or 0)
+    return 1 if name.startswith("rewards/") else 2 if "/" in name else 0, stem, int(k or 0)
 
 
 def _cell(found: dict[str, Any], name: str, form: str) -> str:
