@@ -1,6 +1,7 @@
 import csv
 import json
 import sys
+from decimal import Decimal
 
 import pytest
 
@@ -158,6 +159,12 @@ def test_conversations_that_are_none(tmp_path, messages, message):
 def test_gold_answers_of_a_column_of_their_own(tmp_path):
     sft, grpo = one(tmp_path, {"question": "1 + 1?", "answer": "One and one make two.", "gold": 2}, gold_column="gold")
     assert (sft["completion"], grpo["gold"]) == ("One and one make two.\nFinal Answer: 2", "2")
+
+
+def test_gold_answers_that_are_decimals_of_parquet(tmp_path):
+    rows = [{"question": f"{n} + 1/2?", "gold": Decimal(f"{n}.5")} for n in range(20)]
+    files = prepared(tmp_path / "out", path=str(write_parquet(tmp_path / "all.parquet", rows)), gold_column="gold")
+    assert {r["question"]: r["gold"] for r in files["grpo"] + files["test"] + files["validation"]}["4 + 1/2?"] == "4.5"
 
 
 def test_an_answer_that_is_the_gold_answer_alone(tmp_path):

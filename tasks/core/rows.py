@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import xxhash
@@ -170,7 +171,7 @@ class Reader:
     def _scalar(self, record: dict, name: str, column: str, where: str) -> str:
         """Text, or a number or truth value as text."""
         value = _value(record, name, column, where)
-        plain = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
+        plain = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | float | Decimal) else value
         return self._text({column: plain}, name, column, where)
 
     def _whole(self, text: str, column: str, name: str, where: str) -> str:
