@@ -131,7 +131,8 @@ def score(rows: list[dict], prompts: list[str], completions: list[list[int]], st
     """One row per prompt, as in completions.jsonl, with its reward's `components` besides."""
     texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
     golds, lengths = [row["gold"] for row in rows], [len(ids) for ids in completions]
-    columns = {"prompts": prompts, "completion_ids": completions, "id": [row["id"] for row in rows], "question": [row["question"] for row in rows]}
+    further = {name for row in rows for name in row if name not in ("prompt", "gold")}
+    columns = {"prompts": prompts, "completion_ids": completions, **{name: [row.get(name) for row in rows] for name in sorted(further)}}
     totals = reward.score(texts, golds, lengths, columns)
     scored = []
     for row, prompt, text, ids, points in zip(rows, prompts, texts, completions, totals, strict=True):
