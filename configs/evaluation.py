@@ -54,7 +54,7 @@ class EvaluationSection(Section):
 class Gate(Section):
     """One condition of promotion: a limit, or a rival that must be beaten."""
 
-    metric: str = Field(description="Metric of the evaluation, such as accuracy, mean_reward, kl, pass@8, or `name/metric` of a further set.")
+    metric: str = Field(description="Metric of the evaluation, such as accuracy, mean_reward, kl, pass_at_8, or `name/metric` of a further set.")
     min: float | None = Field(None, description="Least value that passes.")
     max: float | None = Field(None, description="Greatest value that passes.")
     rival: Literal["sft", "champion"] | None = Field(None, description="Compare with this model on the same prompts, paired; no champion, no condition.")

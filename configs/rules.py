@@ -15,7 +15,7 @@ COMPONENTS = tuple(REWARD_USES)
 # Metrics that have a value for every prompt, so that two models can be compared on them, with their column in completions.jsonl.
 PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 METRICS = (*PER_PROMPT, "kl", "kl_sequence")
-SAMPLED = re.compile(r"(?:pass|maj)@([1-9][0-9]*)")
+SAMPLED = re.compile(r"(?:pass|maj)_at_([1-9][0-9]*)")
 
 # The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.
 TRL_NAMES = {
@@ -158,7 +158,7 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
     prefix, _, plain = metric.rpartition("/")
     # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
     if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
-        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}, pass@k and maj@k, and name/metric of a further set")
+        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}, pass_at_<k>, maj_at_<k>, and those of a further set")
     if rival is not None and plain not in PER_PROMPT:
         raise ValueError(f"the gate on {metric} has a rival, which needs a value for every prompt: {', '.join(PER_PROMPT)} have one")
     if rival is not None and (least is not None or most is not None):
@@ -180,7 +180,7 @@ def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:
                 raise ValueError(f"the gate on {gate.metric} has a rival, which needs a value for every prompt: a harness's task has none, give a min or max")
             continue
         if slash and metric not in PER_PROMPT and not SAMPLED.fullmatch(metric):
-            raise ValueError(f"the gate on {gate.metric} names no metric of a set: these are {', '.join(PER_PROMPT)}, pass@k and maj@k")
+            raise ValueError(f"the gate on {gate.metric} names no metric of a set: these are {', '.join(PER_PROMPT)}, pass_at_<k> and maj_at_<k>")
         if (sampled := SAMPLED.fullmatch(metric)) and (not evaluation.samples or int(sampled[1]) not in evaluation.k):
             raise ValueError(f"the gate on {gate.metric} needs evaluation.samples of at least {sampled[1]}, and {sampled[1]} in evaluation.k: set both")
 

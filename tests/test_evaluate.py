@@ -146,7 +146,7 @@ def test_votes_are_counted_by_equality_of_answers():
 
 def test_samples_give_pass_at_k_and_maj_at_k_and_their_rows(artifacts, tmp_path):
     found = measure(artifacts, tmp_path / "out", reference=False, max_samples=5, samples=4, k=[1, 4])
-    assert {"pass@1", "pass@4", "maj@1", "maj@4"} <= found.keys()
+    assert {"pass_at_1", "pass_at_4", "maj_at_1", "maj_at_4"} <= found.keys()
     rows = trainer.read_rows(tmp_path / "out" / "sampled.jsonl")
     assert [row["samples"] for row in rows] == [4] * 5
     assert all(row["silent"] + sum(a["votes"] for a in row["answers"]) == 4 for row in rows)

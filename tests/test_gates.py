@@ -100,8 +100,8 @@ def test_a_gate_on_a_further_set_compares_the_prompts_of_that_set():
 
 
 def test_a_limit_on_a_further_set_and_on_pass_at_k():
-    candidate = measured([1], **{"hard/accuracy": 0.2, "pass@8": 0.9})
-    outcomes = [one(gate, candidate).outcome for gate in (Gate(metric="hard/accuracy", min=0.3), Gate(metric="pass@8", min=0.9))]
+    candidate = measured([1], **{"hard/accuracy": 0.2, "pass_at_8": 0.9})
+    outcomes = [one(gate, candidate).outcome for gate in (Gate(metric="hard/accuracy", min=0.3), Gate(metric="pass_at_8", min=0.9))]
     assert outcomes == ["fail", "pass"]
 
 
@@ -122,8 +122,8 @@ def test_models_measured_on_different_prompts_are_not_compared():
     [
         ({"gates": {"a": {"metric": "hard/accuracy", "min": 0.5}}}, "names the set hard, which evaluation.sets does not have"),
         ({"gates": {"a": {"metric": "hard/kl", "min": 0.5}}, "evaluation": {"sets": {"hard": {"split": "test"}}}}, "names no metric of a set"),
-        ({"gates": {"a": {"metric": "pass@8", "min": 0.5}}}, "needs evaluation.samples of at least 8, and 8 in evaluation.k: set both"),
-        ({"gates": {"a": {"metric": "pass@1", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
+        ({"gates": {"a": {"metric": "pass_at_8", "min": 0.5}}}, "needs evaluation.samples of at least 8, and 8 in evaluation.k: set both"),
+        ({"gates": {"a": {"metric": "pass_at_1", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
         ({"gates": {"a": {"metric": "arc/acc", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
         ({"evaluation": {"samples": 4, "k": [1, 8]}}, "evaluation.k has 8 and evaluation.samples is 4: raise samples, or lower k"),
         ({"evaluation": {"sets": {"a": {}}}}, "has neither split, path nor task and needs exactly one"),
@@ -139,5 +139,5 @@ def test_a_gate_on_what_is_not_measured_and_a_set_of_nothing_are_refused(values,
 
 def test_gates_on_further_sets_and_on_samples_are_taken():
     sets = {"hard": {"path": "hard.jsonl"}, "arc": {"task": "arc_easy"}}
-    gates = {"a": {"metric": "hard/accuracy", "rival": "sft"}, "b": {"metric": "arc/acc", "min": 0.2}, "c": {"metric": "hard/pass@4", "min": 0.1}}
+    gates = {"a": {"metric": "hard/accuracy", "rival": "sft"}, "b": {"metric": "arc/acc", "min": 0.2}, "c": {"metric": "hard/pass_at_4", "min": 0.1}}
     assert load({"gates": gates, "evaluation": {"samples": 4, "k": [4], "sets": sets}}).gates.keys() == {"accuracy", "kl", "reward", "a", "b", "c"}

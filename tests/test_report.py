@@ -48,7 +48,7 @@ def test_the_champion_has_a_column_where_it_was_measured():
 
 
 def test_samples_components_and_further_sets_have_rows_of_their_own():
-    found = {"grpo": {"pass@10": 0.9, "pass@2": 0.5, "rewards/step": 0.25, "hard/accuracy": 0.125, "hard/rewards/step": 0.5, "arc/acc_norm": 0.3}}
+    found = {"grpo": {"pass_at_10": 0.9, "pass_at_2": 0.5, "rewards/step": 0.25, "hard/accuracy": 0.125, "hard/rewards/step": 0.5, "arc/acc_norm": 0.3}}
     assert [(row[0], row[3]) for row in report.table(found)[8:]] == [
         ("pass@2", "50.0%"),
         ("pass@10", "90.0%"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# A gap between the two largest float32 logits below this may be rounding; what batches were seen to change is a tenth of it (docs/evaluation.md).
+# A gap between the two largest float32 logits below this may be rounding; batches were seen to change a gap by a tenth of it (docs/evaluation.md).
 CLOSE = 1e-3
 # Finished rows are taken out of the batch, which copies the cache, once they are this share of it.
 LEAVE = 1 / 8

@@ -1,6 +1,7 @@
 """Tasks of the lm-evaluation-harness as an evaluation set (extra `[lm-eval]`)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def _metrics(results: dict[str, Any], count: int) -> dict[str, Any]:
         metric, comma, kind = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
-        name = metric if kind == "none" else f"{metric}.{kind}"
+        # MLflow takes no other characters in the name of a metric.
+        name = re.sub(r"[^\w.-]", "_", metric if kind == "none" else f"{metric}.{kind}")
         metrics[name] = float(value)
         error = results.get(f"{metric}_stderr,{kind}")
         if isinstance(error, int | float):

@@ -33,13 +33,13 @@ class Columns:
         """Takes up the votes of one prompt (tasks.core.evaluate.count_votes)."""
         votes, right = [a["votes"] for a in row["answers"]], [a["correct"] for a in row["answers"]]
         for k in ks:
-            self.values.setdefault(f"pass@{k}", []).append(statistics.pass_at_k(row["samples"], row["correct"], k))
-            self.values.setdefault(f"maj@{k}", []).append(statistics.majority_at_k(votes, right, row["silent"], k))
+            self.values.setdefault(f"pass_at_{k}", []).append(statistics.pass_at_k(row["samples"], row["correct"], k))
+            self.values.setdefault(f"maj_at_{k}", []).append(statistics.majority_at_k(votes, right, row["silent"], k))
 
 
 def summary(columns: Columns) -> dict[str, Any]:
     """Means over prompts: accuracy, format_rate, truncated_rate, mean_reward, mean_length (tokens, the end-of-text token included),
-    `rewards/<component>` (unweighted; over the prompts that it has an opinion on), `pass@k`, `maj@k`; and num_prompts.
+    `rewards/<component>` (unweighted; over the prompts that it has an opinion on), `pass_at_<k>`, `maj_at_<k>`; and num_prompts.
 
     `intervals` has the 95 % interval of each (Wilson for proportions, the bootstrap over prompts for others, none for a single prompt), `errors` the
     number of wrong completions per class, and `categories`, where rows have one, the accuracy of each with its interval.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from configs.rules import SAMPLED
 from tasks.core.gates import Comparison, Verdict
 from tasks.core.mistakes import CLASSES
 
@@ -79,13 +80,14 @@ def _other(name: str) -> tuple[str, str]:
         return f"reward component {metric}", "{:.3f}"
     if "/rewards" in place:
         return f"{place.removesuffix('/rewards')}: reward component {metric}", "{:.3f}"
-    label, form = ROWS.get(metric, (metric, "{:.1%}" if "@" in metric else "{:.4g}"))
+    sampled = SAMPLED.fullmatch(metric) is not None
+    label, form = ROWS.get(metric, (metric.replace("_at_", "@") if sampled else metric, "{:.1%}" if sampled else "{:.4g}"))
     return (f"{place}: {label}" if place else label), form
 
 
 def _natural(name: str) -> tuple[int, str, int]:
     """Order of the rows: samples by their k, then the reward's components, then further sets."""
-    stem, _, k = name.partition("@")
+    stem, _, k = name.partition("_at_") if SAMPLED.fullmatch(name) else (name, "", "")
     return 1 if name.startswith("rewards/") else 2 if "/" in name else 0, stem, int(k or 0)
 
 
