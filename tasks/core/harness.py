@@ -32,7 +32,7 @@ def evaluate(section: EvaluationSet, model: Any, tokenizer: Any, batch_size: int
     if name not in manager.all_tasks:
         raise ConfigError(f"evaluation.sets has the task {section.task}, which lm-evaluation-harness does not know: see `lm_eval ls tasks`")
     seeds = {f"{library}_seed": seed for library in ("random", "numpy_random", "torch_random", "fewshot_random")}
-    settings = {"limit": section.max_samples, "bootstrap_iters": 0, "log_samples": False, "task_manager": manager, **seeds}
+    settings = {"limit": section.max_samples, "bootstrap_iters": 1000, "log_samples": False, "task_manager": manager, **seeds}
     try:
         found = lm_eval.simple_evaluate(model=harness, tasks=[name], **settings)
     except (OSError, ValueError) as error:
