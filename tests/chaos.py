@@ -242,7 +242,7 @@ def main(rounds: int = 30, seed: int = 1) -> int:
                     stage = chance.choice(list(STEPS))
                     done = chaos.round(target, at=(stage, chance.randrange(1, STEPS[stage])))
                 else:
-                    done = chaos.round(target, round(chance.uniform(0, 0.9 * quiet.seconds), 2), everything=True)
+                    done = chaos.round(target, round(chance.uniform(0, 0.6 * quiet.seconds), 2), everything=True)
                 wrong = done.wrong(quiet.digests)
                 bad += bool(wrong)
                 made.append(done)
