@@ -109,7 +109,7 @@ ALL = [
 
 
 def test_the_stages_are_the_pipelines():
-    assert sorted(garbage.STAGES) == sorted(STAGES)
+    assert sorted(garbage.STAGES) == sorted([*STAGES, "evaluate_champion"])  # the last one only where there is a champion
 
 
 def test_what_nothing_refers_to_is_garbage(store, chain):
