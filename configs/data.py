@@ -69,6 +69,13 @@ class Checks(Section):
         return self
 
 
+# What decides how a record becomes a row, in the data stage and in further evaluation sets.
+ROW_FIELDS = {
+    *("question_column", "answer_column", "gold_column", "messages_column", "category_column", "columns"),
+    *("prompt_template", "system_prompt", "instruction", "checks"),
+}
+
+
 class DataSection(Section):
     """Where prompts, demonstrations and gold answers come from."""
 

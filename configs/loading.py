@@ -14,6 +14,17 @@ from configs.schema import RunConfig
 FOLDER = Path(__file__).parent
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which a key stands once: of two, the first would be ignored."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice: take one out", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def presets() -> list[str]:
     """Names of the configurations that come with Ratchet."""
     return sorted(p.stem for p in FOLDER.glob("*.yaml"))
@@ -43,7 +54,7 @@ def parse_set(assignment: str) -> tuple[str, Any]:
     if not text:
         return key, ""
     try:
-        value = _number(yaml.safe_load(text))
+        value = _number(yaml.load(text, _Once))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML: {' '.join(str(error).split())}") from None
     return key, value
@@ -65,7 +76,7 @@ def _read(source: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"the configuration {source!r} cannot be read ({error}): name a YAML file or a preset ({', '.join(presets())})") from None
     try:
-        values = _number(yaml.safe_load(text))
+        values = _number(yaml.load(text, _Once))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the configuration {source!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

@@ -1,6 +1,6 @@
 """The sections of SFT and GRPO, and of the reward."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -51,16 +51,24 @@ class SFTSection(Training):
         return self
 
 
+# Settings that a single reward and a term of a combined one have in common.
+TargetLength = Annotated[int, Field(ge=1, description="length_penalty: length that costs nothing; twice that length costs 1, and more costs no more.")]
+LengthUnit = Annotated[Literal["tokens", "characters"], Field(description="length_penalty: what lengths are counted in.")]
+StepBonus = Annotated[float, Field(ge=0, description="step: reward of one reasoning step.")]
+MaxSteps = Annotated[int, Field(ge=1, description="step: steps that are paid at most.")]
+OnlyRight = Annotated[bool, Field(description="step: pay steps only where the answer is right.")]
+
+
 class RewardComponent(Section):
     """One term of a combined reward."""
 
     type: str = Field(description="accuracy, length_penalty, step, format, or package.module:function.")
     weight: float = Field(1.0, description="Factor of this term in the total.")
-    target_length: int = Field(200, ge=1, description="length_penalty: length that costs nothing; twice that length costs 1, and more costs no more.")
-    length_unit: Literal["tokens", "characters"] = Field("tokens", description="length_penalty: what lengths are counted in.")
-    step_bonus: float = Field(0.1, ge=0, description="step: reward of one reasoning step.")
-    max_steps: int = Field(5, ge=1, description="step: steps that are paid at most.")
-    only_right: bool = Field(True, description="step: pay steps only where the answer is right.")
+    target_length: TargetLength = 200
+    length_unit: LengthUnit = "tokens"
+    step_bonus: StepBonus = 0.1
+    max_steps: MaxSteps = 5
+    only_right: OnlyRight = True
 
     @model_validator(mode="after")
     def _known(self):
@@ -75,11 +83,11 @@ class RewardConfig(Section):
     components: list[RewardComponent] = Field([], description="Terms of `reward_type: combined`.")
     last_number: bool = Field(False, description="Take the last number for the answer of a completion that states none in any other form.")
     weight: float = Field(0.5, description="Weight of the term of `length_penalty`, `step` or `format` beside accuracy.")
-    target_length: int = Field(200, ge=1, description="length_penalty: length that costs nothing; twice that length costs 1, and more costs no more.")
-    length_unit: Literal["tokens", "characters"] = Field("tokens", description="length_penalty: what lengths are counted in.")
-    step_bonus: float = Field(0.1, ge=0, description="step: reward of one reasoning step.")
-    max_steps: int = Field(5, ge=1, description="step: steps that are paid at most.")
-    only_right: bool = Field(True, description="step: pay steps only where the answer is right.")
+    target_length: TargetLength = 200
+    length_unit: LengthUnit = "tokens"
+    step_bonus: StepBonus = 0.1
+    max_steps: MaxSteps = 5
+    only_right: OnlyRight = True
 
 
 class GRPOSection(Training):

@@ -126,7 +126,7 @@ def _speak_as_worker_runs_do() -> None:
 
 def _preflight(cfg: Any) -> None:
     """Every service must answer before a run begins: one sentence now rather than a traceback later."""
-    from tasks.core import tracking
+    from tasks.core import mlflow_server
     from tasks.core.store import open_store
 
     api = os.environ.get("PREFECT_API_URL")
@@ -138,7 +138,7 @@ def _preflight(cfg: Any) -> None:
                 f"the Prefect server at {api} does not answer ({error}): start it (`ratchet up`), or set PREFECT_API_URL to one that runs"
             ) from error
     open_store(cfg.storage.root).check()
-    tracking.check(tracking.server_uri(cfg.tracking))
+    mlflow_server.check(mlflow_server.server_uri(cfg.tracking))
 
 
 def _show(summary: dict[str, Any]) -> None:

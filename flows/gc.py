@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL
 
 from configs.errors import ConfigError, Unavailable
 from configs.schema import TrackingSection
-from tasks.core import garbage, registry, tracking
+from tasks.core import garbage, mlflow_server, registry, tracking
 from tasks.core.garbage import Item, Plan
 from tasks.core.store import Store, folder_of
 
@@ -48,7 +48,7 @@ def planner(store: Store, checkpoints_older_than: float | None) -> Callable[[], 
     if store.root.startswith("file://") and not folder_of(store.root).is_dir():
         raise ConfigError(f"the store's root is {store.root}, and there is no such folder: check --root or RATCHET_STORE")
     mlflow = tracking.connect(TrackingSection(), verify=False)
-    tracking.check(mlflow.uri)
+    mlflow_server.check(mlflow.uri)
     states(set(), api)
     keep = None if checkpoints_older_than is None else timedelta(days=checkpoints_older_than)
     shelves = garbage.scan(store)

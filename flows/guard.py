@@ -21,6 +21,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
+from tasks.core import processes
+
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 2.0  # between two questions to the server
 GRACE_SECONDS = 30
@@ -31,13 +33,13 @@ GONE = "The process of `ratchet run` is gone without a word (killed, or out of m
 
 def start(flow_run_id: UUID) -> None:
     """Starts the guard of this process and its flow run; it outlives the process."""
-    me = psutil.Process()
+    pid, started = processes.myself()
     logs = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     # It has a loop of its own for a server that is away, in which the process is watched all the same.
     env = os.environ | {"PREFECT_CLIENT_MAX_RETRIES": "0"}
     with open(logs / "guard.log", "ab") as log:
-        command = [sys.executable, "-m", "flows.guard", str(me.pid), repr(me.create_time()), str(flow_run_id)]
+        command = [sys.executable, "-m", "flows.guard", str(pid), repr(started), str(flow_run_id)]
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env)
 
 
@@ -123,15 +125,6 @@ def cancelled() -> State:
     return Cancelled(message=f"The run was cancelled: {GOES_ON}.")
 
 
-def find(pid: int, created: float) -> psutil.Process | None:
-    """The process, unless its id is another's: `created` in seconds of the epoch, which a corrected clock shifts a little."""
-    try:
-        process = psutil.Process(pid)
-        return process if abs(process.create_time() - created) < 2 else None
-    except psutil.NoSuchProcess:
-        return None
-
-
 def _say(text: str) -> None:
     print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {os.getpid()} {text}", flush=True)
 
@@ -139,7 +132,7 @@ def _say(text: str) -> None:
 def main(pid: str, created: str, flow_run_id: str) -> None:
     """Guards until the run has ended."""
     _say(f"guards {flow_run_id} in process {pid}")
-    _say(f"ends: {Guard(find(int(pid), float(created)), UUID(flow_run_id)).watch()}")
+    _say(f"ends: {Guard(processes.find(int(pid), float(created)), UUID(flow_run_id)).watch()}")
 
 
 if __name__ == "__main__":

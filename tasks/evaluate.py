@@ -8,6 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.states import State
 
+from configs.data import ROW_FIELDS
 from configs.errors import BadInput, ConfigError
 from configs.schema import ComputeSection, DataSection, EvaluationSection, Gate, GRPOSection, ModelSection, RegistrySection
 from tasks.core import artifacts, gates, registry, report, rewards, sets, table
@@ -66,7 +67,7 @@ def evaluate(
     key = {"evaluation": section.key(), **reward, "reward_code": code, "model": loading(model), "device": compute.device, "seed": seed}
     request = {"section": section.model_dump(mode="json"), **reward, "model": model.model_dump(mode="json"), "compute": compute.model_dump(), "seed": seed}
     if files := sets.digests(section.sets):
-        asked = source.model_dump(mode="json", include={"question_column", "answer_column", "system_prompt", "instruction"})
+        asked = source.model_dump(mode="json", include=ROW_FIELDS)
         key |= {"files": files, "asked": asked}
         request |= {"source": asked}
     inputs = {"data": data, policy.stage: policy} | ({reference.stage: reference} if reference else {})

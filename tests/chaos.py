@@ -21,6 +21,7 @@ from pathlib import Path
 
 import mlflow
 import psutil
+import tiny
 from prefect.client.orchestration import get_client
 from prefect.states import AwaitingRetry
 
@@ -37,10 +38,8 @@ TARGETS = ("child", "engine", "worker")
 SAVE_STEPS = 5
 STEPS = {"sft": 40, "grpo": 20}
 CONFIG = {
-    "model.scratch": {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
-    "data.arithmetic.demonstrations": 200,
+    **tiny.RUN,
     "data.test_size": 8,
-    "data.validation_size": 8,
     "sft": {"max_steps": STEPS["sft"], "batch_size": 8, "logging_steps": 1, "save_steps": SAVE_STEPS, "lora_dropout": 0.05},
     "grpo": {"max_steps": STEPS["grpo"], "batch_size": 8, "num_generations": 4, "max_new_tokens": 8, "logging_steps": 1, "save_steps": SAVE_STEPS}
     | {"reward_type": "chaos_reward:score", "learning_rate": 1e-3, "lora_dropout": 0.05},

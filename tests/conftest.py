@@ -2,12 +2,18 @@
 
 import os
 import subprocess
+import sys
 import uuid
 
 import pytest
+import tiny
 from prefect.logging.handlers import APILogWorker
+from wire import Wire
 
+from configs.schema import TrackingSection
 from deployments.local import settings, stack
+from tasks.core import models
+from tasks.core.tracking import connect
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +44,51 @@ def running_stack(tmp_path_factory, stack_options):
             # Logs on their way to a server that is gone would be tried for a minute.
             APILogWorker.drain_all(timeout=10)
             stack.down(home)
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Writes a module of the user's that can be imported as my_rewards."""
+
+    def write(code: str) -> None:
+        (tmp_path / "my_rewards.py").write_text(code)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    yield write
+    sys.modules.pop("my_rewards", None)
+
+
+@pytest.fixture(scope="session")
+def two_models(tmp_path_factory):
+    """(data, policy folder, reference folder): two models of different seeds with one tokenizer."""
+    import torch
+
+    torch.set_num_threads(2)
+    folder = tmp_path_factory.mktemp("evaluate")
+    data, first = tiny.build(folder / "one", seed=1)
+    _, second = tiny.build(folder / "two", seed=2)
+    return data, first / "model", second / "model"
+
+
+@pytest.fixture(scope="session")
+def pair(two_models):
+    """The two models themselves."""
+    return tuple(models.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in two_models[1:])
+
+
+@pytest.fixture
+def tracking(stack):
+    """An experiment of its own at the stack's MLflow."""
+    return connect(TrackingSection(experiment=f"test-{uuid.uuid4().hex[:8]}"))
+
+
+@pytest.fixture
+def wire(tracking):
+    """A wire to the stack's MLflow that can be cut."""
+    wire = Wire(tracking.uri)
+    yield wire
+    wire.close()
 
 
 @pytest.fixture

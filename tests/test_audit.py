@@ -1,5 +1,4 @@
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,6 @@ from tasks.core.audit import Sample
 from tasks.core.check import check
 
 ROWS = [Sample(f"What is {n} + {n}?", str(2 * n), f"{n} + {n} = {2 * n}. Final Answer: {2 * n}", {"id": f"train-{n}", "question": "?"}) for n in range(1, 5)]
-
-
-@pytest.fixture
-def user_module(tmp_path, monkeypatch):
-    """Writes a module of the user's that can be imported as my_rewards."""
-
-    def write(code: str) -> None:
-        (tmp_path / "my_rewards.py").write_text(code)
-
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
-    yield write
-    sys.modules.pop("my_rewards", None)
 
 
 def combined(*types: str, **settings) -> rewards.Reward:

@@ -181,3 +181,10 @@ def test_configuration_survives_a_round_trip():
 def test_missing_file_names_the_presets():
     with pytest.raises(ConfigError, match=r"'nowhere.yaml' cannot be read .*name a YAML file or a preset \(gsm8k-qwen3-0.6b, gsm8k-smollm2, tiny\)"):
         load("nowhere.yaml")
+
+
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "grpo:\n  max_steps: 1\n  max_steps: 2\n"])
+def test_a_key_that_is_given_twice_is_refused(tmp_path, text):
+    (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"(seed|max_steps) is given twice: take one out"):
+        load(tmp_path / "my.yaml")

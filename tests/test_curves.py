@@ -1,25 +1,12 @@
 import logging
-import uuid
 
 import pytest
-from wire import Wire, history, wait_for
+from wire import history, wait_for
 
 from configs.schema import TrackingSection
 from tasks.core.curves import StageRun
 from tasks.core.spool import Record
 from tasks.core.tracking import Tracking, connect
-
-
-@pytest.fixture
-def tracking(stack):
-    return connect(TrackingSection(experiment=f"test-{uuid.uuid4().hex[:8]}"))
-
-
-@pytest.fixture
-def wire(tracking):
-    wire = Wire(tracking.uri)
-    yield wire
-    wire.close()
 
 
 @pytest.fixture

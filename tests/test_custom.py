@@ -8,19 +8,6 @@ from configs.schema import RewardComponent, RewardConfig
 from tasks.core import rewards
 
 
-@pytest.fixture
-def user_module(tmp_path, monkeypatch):
-    """Writes a module of the user's that can be imported as my_rewards."""
-
-    def write(code: str) -> None:
-        (tmp_path / "my_rewards.py").write_text(code)
-
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
-    yield write
-    sys.modules.pop("my_rewards", None)
-
-
 def test_a_function_of_the_users_gets_the_columns_it_names(user_module):
     user_module(
         "def shorter(completions, gold, question):\n    return [len(q) - len(c) if g == '72' else None for c, g, q in zip(completions, gold, question)]\n"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import tiny
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
@@ -27,10 +28,7 @@ from tasks.core.store import open_store
 ROOT = Path(__file__).parents[1]
 # Never done: every run of these is ended by its test.
 ENDLESS = {
-    "model.scratch": {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
-    "data.arithmetic.demonstrations": 200,
-    "data.test_size": 16,
-    "data.validation_size": 8,
+    **tiny.RUN,
     "sft": {"max_steps": 100_000, "batch_size": 8, "logging_steps": 1, "save_steps": 10},
 }
 SILENT = "Crash runs that went silent"
@@ -149,12 +147,6 @@ def test_ratchet_run_that_is_cancelled_on_the_page_says_so_and_ends(client, here
 def test_the_guard_ends_its_own_run_and_leaves_alone_one_that_was_retried(state, run_count, told, expected):
     final = guard.outcome(SimpleNamespace(state=state, run_count=run_count), told)
     assert (final and final.name) == expected
-
-
-def test_a_process_that_got_the_id_of_another_is_not_the_one_that_is_guarded():
-    me = psutil.Process()
-    assert guard.find(me.pid, me.create_time()).pid == me.pid
-    assert guard.find(me.pid, me.create_time() - 60) is None
 
 
 def test_the_automation_is_there_once_after_a_second_up(stack, stack_options):

@@ -11,26 +11,8 @@ from tasks.core import evaluate, generate, harness, metrics, models, sets, train
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
 
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory):
-    """(data, policy folder, reference folder): two models of different seeds with one tokenizer."""
-    import torch
-
-    torch.set_num_threads(2)
-    folder = tmp_path_factory.mktemp("evaluate")
-    data, first = tiny.build(folder / "one", seed=1)
-    _, second = tiny.build(folder / "two", seed=2)
-    return data, first / "model", second / "model"
-
-
-@pytest.fixture(scope="module")
-def pair(artifacts):
-    """The two models themselves."""
-    return tuple(models.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in artifacts[1:])
-
-
-def measure(artifacts, out, reference=True, emit=lambda **event: None, seed=1, **changed):
-    data, policy, other = artifacts
+def measure(two_models, out, reference=True, emit=lambda **event: None, seed=1, **changed):
+    data, policy, other = two_models
     out.mkdir(exist_ok=True)
     section = EvaluationSection(**{"max_new_tokens": 6, "batch_size": 5, "kl_samples": 8} | changed)
     chosen = other if reference else None
@@ -72,10 +54,10 @@ def test_sampling_takes_no_settings_from_the_models_own(pair):
     assert len({tuple(completion) for completion in found}) > 20
 
 
-def test_every_token_that_the_model_declares_ends_a_completion(pair, artifacts):
+def test_every_token_that_the_model_declares_ends_a_completion(pair, two_models):
     from transformers import GenerationConfig
 
-    tokenizer = models.load_tokenizer(artifacts[1], tiny.MODEL)
+    tokenizer = models.load_tokenizer(two_models[1], tiny.MODEL)
     pair[0].generation_config = GenerationConfig(eos_token_id=[7, 9])
     assert models.eos_ids(pair[0], tokenizer) == [tokenizer.eos_token_id, 7, 9]
     pair[0].generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
@@ -144,25 +126,25 @@ def test_votes_are_counted_by_equality_of_answers():
     ]
 
 
-def test_samples_give_pass_at_k_and_maj_at_k_and_their_rows(artifacts, tmp_path):
-    found = measure(artifacts, tmp_path / "out", reference=False, max_samples=5, samples=4, k=[1, 4])
+def test_samples_give_pass_at_k_and_maj_at_k_and_their_rows(two_models, tmp_path):
+    found = measure(two_models, tmp_path / "out", reference=False, max_samples=5, samples=4, k=[1, 4])
     assert {"pass_at_1", "pass_at_4", "maj_at_1", "maj_at_4"} <= found.keys()
     rows = trainer.read_rows(tmp_path / "out" / "sampled.jsonl")
     assert [row["samples"] for row in rows] == [4] * 5
     assert all(row["silent"] + sum(a["votes"] for a in row["answers"]) == 4 for row in rows)
 
 
-def test_samples_do_not_change_what_is_greedy(artifacts, tmp_path):
-    measure(artifacts, tmp_path / "one", reference=False, max_samples=5)
-    measure(artifacts, tmp_path / "two", reference=False, max_samples=5, samples=2)
+def test_samples_do_not_change_what_is_greedy(two_models, tmp_path):
+    measure(two_models, tmp_path / "one", reference=False, max_samples=5)
+    measure(two_models, tmp_path / "two", reference=False, max_samples=5, samples=2)
     assert (tmp_path / "one" / "completions.jsonl").read_bytes() == (tmp_path / "two" / "completions.jsonl").read_bytes()
 
 
-def test_further_sets_have_metrics_and_completions_of_their_own(artifacts, tmp_path):
+def test_further_sets_have_metrics_and_completions_of_their_own(two_models, tmp_path):
     path = tmp_path / "hard.jsonl"
     path.write_text('{"question": "1 + 1 = ?", "answer": "so #### 2", "category": "sums"}\n{"question": "2 + 2 = ?", "answer": "4", "category": "other"}\n')
     sets = {"hard": {"path": str(path)}, "seen": {"split": "validation", "max_samples": 3}}
-    found = measure(artifacts, tmp_path / "out", reference=False, max_samples=4, sets=sets)
+    found = measure(two_models, tmp_path / "out", reference=False, max_samples=4, sets=sets)
     assert (found["num_prompts"], found["hard/num_prompts"], found["seen/num_prompts"]) == (4, 2, 3)
     assert found["intervals"].keys() >= {"accuracy", "hard/accuracy", "seen/accuracy"}
     assert {name: one["num_prompts"] for name, one in found["sets"]["hard"]["categories"].items()} == {"other": 1, "sums": 1}
@@ -178,7 +160,7 @@ def test_further_sets_have_metrics_and_completions_of_their_own(artifacts, tmp_p
     [
         ("", r"evaluation\.sets\.hard holds no prompts"),
         ("{", r"line 1 of evaluation\.sets\.hard is not valid JSON"),
-        ('\n{"question": "?"}', r"line 2 of evaluation\.sets\.hard has no text in column answer \(data\.answer_column\)"),
+        ('\n{"question": "?"}', r"line 2 of evaluation\.sets\.hard has no column answer \(data\.answer_column\)"),
         ('{"question": "?", "answer": "#### 3 or 4"}', r"line 1 of evaluation\.sets\.hard has the gold answer '3 or 4'"),
     ],
 )
@@ -186,6 +168,22 @@ def test_a_set_that_cannot_be_used_is_one_sentence(tmp_path, text, message):
     (tmp_path / "hard.jsonl").write_text(text)
     with pytest.raises(DataError, match=message):
         sets.rows("hard", EvaluationSet(path=str(tmp_path / "hard.jsonl")), DataSection(), tmp_path, seed=1)
+
+
+def test_a_set_is_asked_as_the_data_section_says(tmp_path):
+    (tmp_path / "hard.jsonl").write_text('{"problem": "1 + 1", "final": 2, "topic": "sums", "level": 3}\n')
+    columns = {"question_column": "problem", "gold_column": "final", "category_column": "topic", "columns": ["level"]}
+    source = DataSection(**columns, prompt_template="Level {{ level }}: {{ question }}")
+    assert sets.rows("hard", EvaluationSet(path=str(tmp_path / "hard.jsonl")), source, tmp_path, seed=1) == [
+        {
+            "id": "hard-1",
+            "prompt": [{"role": "user", "content": "Level 3: 1 + 1"}],
+            "question": "1 + 1",
+            "gold": "2",
+            "category": "sums",
+            "level": 3,
+        }
+    ]
 
 
 def test_a_sets_file_that_is_not_there_is_one_sentence(tmp_path):
@@ -210,8 +208,8 @@ def test_a_task_of_the_harness_without_the_harness_is_one_sentence(tmp_path, mon
 # ---------------------------------------------------------------- the artifact
 
 
-def test_metrics_and_their_file(artifacts, tmp_path):
-    metrics = measure(artifacts, tmp_path / "out")
+def test_metrics_and_their_file(two_models, tmp_path):
+    metrics = measure(two_models, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == metrics
     names = {"accuracy", "mean_reward", "format_rate", "mean_length", "truncated_rate", "num_prompts", "rewards/accuracy", "kl", "kl_sequence"}
     names |= {"errors", "intervals"}
@@ -220,32 +218,32 @@ def test_metrics_and_their_file(artifacts, tmp_path):
     assert metrics["kl"] > 0
 
 
-def test_without_a_reference_there_is_no_kl(artifacts, tmp_path):
-    assert not {"kl", "kl_sequence"} & measure(artifacts, tmp_path / "out", reference=False).keys()
+def test_without_a_reference_there_is_no_kl(two_models, tmp_path):
+    assert not {"kl", "kl_sequence"} & measure(two_models, tmp_path / "out", reference=False).keys()
 
 
-def test_completions_are_in_the_order_of_the_held_out_file(artifacts, tmp_path):
-    measure(artifacts, tmp_path / "out")
+def test_completions_are_in_the_order_of_the_held_out_file(two_models, tmp_path):
+    measure(two_models, tmp_path / "out")
     rows = trainer.read_rows(tmp_path / "out" / "completions.jsonl")
-    assert [row["id"] for row in rows] == [row["id"] for row in trainer.read_rows(artifacts[0] / "test.jsonl")]
+    assert [row["id"] for row in rows] == [row["id"] for row in trainer.read_rows(two_models[0] / "test.jsonl")]
     assert rows[0]["prompt"] == "<|user|>1 + 1 = ?<|assistant|>"
     assert rows[0].keys() == {"id", "prompt", "gold", "completion", "answer", "correct", "formatted", "reward", "length", "truncated", "error"}
 
 
-def test_the_same_arguments_give_the_same_bytes(artifacts, tmp_path):
-    measure(artifacts, tmp_path / "one")
-    measure(artifacts, tmp_path / "two")
+def test_the_same_arguments_give_the_same_bytes(two_models, tmp_path):
+    measure(two_models, tmp_path / "one")
+    measure(two_models, tmp_path / "two")
     for name in ("metrics.json", "completions.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_kl_temperature_and_seed_change_what_is_sampled(artifacts, tmp_path):
-    values = [measure(artifacts, tmp_path / "out", **changed)["kl"] for changed in ({}, {"kl_temperature": 0.2}, {"seed": 2})]
+def test_kl_temperature_and_seed_change_what_is_sampled(two_models, tmp_path):
+    values = [measure(two_models, tmp_path / "out", **changed)["kl"] for changed in ({}, {"kl_temperature": 0.2}, {"seed": 2})]
     assert len(set(values)) == 3
 
 
-def test_max_samples_chooses_the_same_prompts_for_every_model(artifacts, tmp_path):
-    data, one, two = artifacts
+def test_max_samples_chooses_the_same_prompts_for_every_model(two_models, tmp_path):
+    data, one, two = two_models
     ids = []
     for name, models_ in {"one": (data, one, two), "two": (data, two, one)}.items():
         assert measure(models_, tmp_path / name, max_samples=7)["num_prompts"] == 7
@@ -254,22 +252,22 @@ def test_max_samples_chooses_the_same_prompts_for_every_model(artifacts, tmp_pat
     assert ids[0] == ids[1] == sorted(ids[0], key=order.index)
 
 
-def test_progress_is_told(artifacts, tmp_path):
+def test_progress_is_told(two_models, tmp_path):
     events = []
-    measure(artifacts, tmp_path / "out", reference=False, batch_size=10, emit=lambda **event: events.append(event))
+    measure(two_models, tmp_path / "out", reference=False, batch_size=10, emit=lambda **event: events.append(event))
     assert events == [{"event": "progress", "done": done, "total": 24} for done in (10, 20, 24)]
 
 
-def test_a_split_without_rows_is_one_sentence(artifacts, tmp_path):
+def test_a_split_without_rows_is_one_sentence(two_models, tmp_path):
     (tmp_path / "validation.jsonl").write_text("")
     with pytest.raises(DataError, match=r"^evaluation\.split is validation, which holds no prompts: raise data\.validation_size or choose the other split$"):
         evaluate.held_out(EvaluationSection(split="validation"), tmp_path, seed=1)
 
 
-def test_scores_and_their_means(artifacts):
+def test_scores_and_their_means(two_models):
     from tasks.core import rewards
 
-    tokenizer = models.load_tokenizer(artifacts[1], tiny.MODEL)
+    tokenizer = models.load_tokenizer(two_models[1], tiny.MODEL)
     texts = ["1 + 1 = 2. Final Answer: 2<|eos|>", "Final Answer: 9<|eos|>", "I am not", "#### 4<|eos|>"]
     rows = [{"id": str(i), "gold": gold, "question": "?"} for i, gold in enumerate(["2", "3", "4", "4"])]
     ids = [tokenizer(text)["input_ids"] for text in texts]

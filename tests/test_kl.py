@@ -15,24 +15,6 @@ from tasks.core.generate import generate
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
 
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory):
-    """(data, policy folder, reference folder): two models of different seeds with one tokenizer."""
-    import torch
-
-    torch.set_num_threads(2)
-    folder = tmp_path_factory.mktemp("evaluate")
-    data, first = tiny.build(folder / "one", seed=1)
-    _, second = tiny.build(folder / "two", seed=2)
-    return data, first / "model", second / "model"
-
-
-@pytest.fixture(scope="module")
-def pair(artifacts):
-    """The two models themselves."""
-    return tuple(models.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in artifacts[1:])
-
-
 def test_kl_of_two_coins():
     import torch
 

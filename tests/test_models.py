@@ -5,7 +5,7 @@ import tiny
 
 from configs.errors import ConfigError, ModelError
 from configs.schema import ComputeSection, ModelSection, RunConfig, Scratch
-from tasks.core import memory, models, scratch
+from tasks.core import memory, models, scratch, trainer
 
 QUESTION = [{"role": "user", "content": "34 + 25 = ?"}]
 
@@ -65,6 +65,12 @@ def test_scratch_has_the_size_of_its_section():
 def test_scratch_vocabulary_keeps_its_limit():
     texts = [f"word{chr(97 + i)}{chr(97 + j)} again" for i in range(26) for j in range(26)]
     assert len(scratch.train_tokenizer(texts, 300)) == 300
+
+
+def test_tokenizer_learns_from_texts_with_line_separators_of_other_scripts(tmp_path):
+    file = tmp_path / "sft.jsonl"
+    trainer.write_rows(file, [{"prompt": [{"role": "user", "content": "one\u2028two\x85"}], "completion": "three"}])
+    assert list(scratch._texts(file)) == ["one\u2028two\x85", "three"]
 
 
 def test_scratch_tokenizer_splits_every_digit(folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import tiny
 from faults import KINDS, faulty
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
@@ -22,10 +23,7 @@ from tasks.turn import lock_name
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "model.scratch": {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
-    "data.arithmetic.demonstrations": 200,
-    "data.test_size": 16,
-    "data.validation_size": 8,
+    **tiny.RUN,
     "sft": {"max_steps": 4, "batch_size": 8, "logging_steps": 1},
     "grpo": {"max_steps": 2, "batch_size": 8, "num_generations": 4, "max_new_tokens": 8, "logging_steps": 1},
     "evaluation": {"batch_size": 16, "kl_samples": 4},

@@ -3,13 +3,12 @@ import logging
 import math
 import subprocess
 import sys
-import uuid
 
 import pytest
-from wire import Wire, history, wait_for
+from wire import history, wait_for
 
 from configs.schema import TrackingSection
-from tasks.core.spool import Point, Record, alive, claim, keep, myself
+from tasks.core.spool import Point, Record, claim, keep
 from tasks.core.tracking import connect
 
 # No process has it: Linux ends at 4194304.
@@ -46,18 +45,6 @@ sys.stdin.readline()
 print(*[record.id for _, record in claim(Path(sys.argv[1]), "http://mlflow", "e", set())], flush=True)
 sys.stdin.readline()
 """
-
-
-@pytest.fixture
-def tracking(stack):
-    return connect(TrackingSection(experiment=f"test-{uuid.uuid4().hex[:8]}"))
-
-
-@pytest.fixture
-def wire(tracking):
-    wire = Wire(tracking.uri)
-    yield wire
-    wire.close()
 
 
 @pytest.fixture
@@ -202,10 +189,3 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     )
     ((_, read),) = claim(keep(record, tmp_path).parent, "http://mlflow", "e", set())
     assert json.dumps(read.model_dump()) == json.dumps(record.model_dump())
-
-
-def test_a_process_is_told_from_one_that_has_its_number_now():
-    pid, start = myself()
-    assert alive(pid, start)
-    assert not alive(pid, start - 60)
-    assert not alive(*GONE)

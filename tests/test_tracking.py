@@ -11,8 +11,9 @@ from wire import Wire, history
 
 from configs.errors import BadInput, ConfigError, TrackingUnavailable
 from configs.schema import TrackingSection
+from tasks.core.mlflow_server import mlflow_errors
 from tasks.core.spool import flatten, points
-from tasks.core.tracking import best_effort, connect, mlflow_errors
+from tasks.core.tracking import best_effort, connect
 
 
 @pytest.fixture

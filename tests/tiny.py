@@ -13,6 +13,13 @@ MODEL = ModelSection(
     name="scratch",
     scratch={"hidden_size": 32, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 300},
 )
+# The preset `tiny`, made smaller still: a pipeline of seconds, for tests that add how it is trained.
+RUN = {
+    "model.scratch": {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+    "data.arithmetic.demonstrations": 200,
+    "data.test_size": 16,
+    "data.validation_size": 8,
+}
 CPU = ComputeSection(device="cpu")
 SUMS = [(a, b) for a in range(1, 5) for b in range(1, 7)]
 

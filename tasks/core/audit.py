@@ -1,9 +1,7 @@
 """The reward audit: before anything is trained, what nobody wants is scored beside the gold demonstrations, and must not be worth more."""
 
-import json
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from configs.errors import ConfigError
 from tasks.core.answers import extract_answer, same_answer
 from tasks.core.rewards import Reward
+from tasks.core.trainer import each_row
 
 ROWS = 16
 GOLD = "the gold demonstration"
@@ -34,14 +33,14 @@ def samples(data: Path, rows: int = ROWS) -> list[Sample]:
     """
     chosen: list[dict[str, Any]] = []
     rng = random.Random(0)
-    for number, row in enumerate(_lines(data / "grpo.jsonl")):
+    for number, row in enumerate(each_row(data / "grpo.jsonl")):
         if number < rows:
             chosen.append(row)
         elif (place := rng.randrange(number + 1)) < rows:
             chosen[place] = row
     golds = {_text(row["prompt"]): row["gold"] for row in chosen}
     worked: dict[str, str] = {}
-    for row in _lines(data / "sft.jsonl"):
+    for row in each_row(data / "sft.jsonl"):
         prompt = _text(row["prompt"])
         if prompt in golds and prompt not in worked and same_answer(extract_answer(row["completion"]), golds[prompt]):
             worked[prompt] = row["completion"]
@@ -99,12 +98,6 @@ def _probes(given: list[Sample], i: int) -> dict[str, str]:
     if others:
         probes["another row's answer"] = others[0].demonstration
     return {**probes, "a completion of 2,000 newlines": "\n" * 2000}
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 def _text(messages: list[dict[str, str]]) -> str:

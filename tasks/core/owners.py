@@ -3,13 +3,11 @@
 It is no lock (tasks/locks.py is): it counts the attempts, and tells those who wait, and the garbage collector, whether somebody is still at it.
 """
 
-import os
-import platform
 from datetime import UTC, datetime
 
-import psutil
 from pydantic import BaseModel, ValidationError
 
+from tasks.core import processes
 from tasks.core.store import Store
 
 
@@ -27,20 +25,9 @@ class Owner(BaseModel):
 
     def gone(self) -> bool | None:
         """Whether the process has ended; None where it is one of another machine."""
-        if self.host != host():
+        if self.host != processes.host():
             return None
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
-        except psutil.NoSuchProcess:
-            return True
-
-
-def host() -> str:
-    """This machine, or this container of it: where a process id means something."""
-    try:
-        return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return platform.node()
+        return processes.find(self.pid, self.started) is None
 
 
 def read(store: Store, prefix: str) -> Owner | None:
@@ -55,12 +42,13 @@ def read(store: Store, prefix: str) -> Owner | None:
 def take(store: Store, prefix: str, flow_run: str | None, lease: str | None, inputs: dict[str, str]) -> Owner:
     """Notes that this process begins the next attempt."""
     before = read(store, prefix)
+    pid, started = processes.myself()
     owner = Owner(
         attempt=before.attempt + 1 if before else 1,
         flow_run=flow_run,
-        host=host(),
-        pid=os.getpid(),
-        started=psutil.Process().create_time(),
+        host=processes.host(),
+        pid=pid,
+        started=started,
         lease=lease,
         inputs=inputs,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import BadInput, RatchetError
+from tasks.core.mlflow_server import experiment_id, mlflow_errors
 from tasks.core.registry import CHALLENGER, CHAMPION, PREVIOUS, STATUS_TAG, aliases, check_bytes, describe, mirror, stages
-from tasks.core.tracking import Tracking, experiment_id, mlflow_errors
+from tasks.core.tracking import Tracking
 
 PROMOTIONS = "ratchet-promotions"
 

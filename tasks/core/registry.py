@@ -19,8 +19,9 @@ from pydantic import BaseModel
 from configs.errors import IntegrityError, ModelError
 from configs.schema import RegistrySection
 from tasks.core import artifacts
+from tasks.core.mlflow_server import mlflow_errors
 from tasks.core.store import folder_of, open_store
-from tasks.core.tracking import PAGE, Tracking, mlflow_errors
+from tasks.core.tracking import PAGE, Tracking
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}

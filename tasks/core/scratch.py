@@ -1,11 +1,11 @@
 """A tiny Qwen3 with a tokenizer of its own, built from nothing: the same seed and texts give the same bytes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, DataError
 from configs.schema import Scratch
+from tasks.core.trainer import each_row
 
 PAD, EOS, USER, ASSISTANT, SYSTEM = SPECIAL = ["<|pad|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>"]
 CONTEXT = 4096  # positions; rotary embeddings make a longer context cost nothing
@@ -86,8 +86,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Any:
 
 
 def _texts(demonstrations: Path) -> list[str]:
-    rows = [json.loads(line) for line in demonstrations.read_text(encoding="utf-8").splitlines()]
-    texts = [text for row in rows for text in (*(message["content"] for message in row["prompt"]), row["completion"])]
+    texts = [text for row in each_row(demonstrations) for text in (*(message["content"] for message in row["prompt"]), row["completion"])]
     if not any(texts):
         raise DataError(f"{demonstrations.name} holds no text to train the tokenizer of model.name = scratch on: give demonstrations")
     return texts

@@ -8,15 +8,15 @@ from typing import Any
 from configs.errors import DataError
 from configs.schema import DataSection, EvaluationSet
 from tasks.core import answers
-from tasks.core.data import messages
+from tasks.core.data import held_out
 from tasks.core.trainer import read_rows, sample
 
 
 def rows(name: str, section: EvaluationSet, source: DataSection, data: Path, seed: int) -> list[dict[str, Any]]:
     """The prompts of a set, in the order of their file; `max_samples` of them are chosen by the seed alone.
 
-    A file has the columns of the data section and asks as its questions are asked; a gold answer stands after the last ####, or is the whole answer,
-    and a column `category` is kept. Raises DataError for a file that cannot be read and for a row that cannot be used; StorageUnavailable.
+    A file is read as the data section says that its own rows are read: columns, conversations, template. An answer may be the gold one alone.
+    Raises DataError for a file that cannot be read and for a row that cannot be used; StorageUnavailable.
     """
     if section.path is None:
         found = read_rows(data / f"{section.split}.jsonl")
@@ -60,16 +60,11 @@ def _row(name: str, number: int, line: str, source: DataSection) -> dict[str, An
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not valid JSON ({error}): correct the line or take it out") from error
-    found = {}
-    for field, column in (("question_column", source.question_column), ("answer_column", source.answer_column)):
-        value = record.get(column) if isinstance(record, dict) else None
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where} has no text in column {column} (data.{field}): fill it in, or take the line out")
-        found[field] = value.strip()
-    stated = found["answer_column"].rpartition("####")[2].strip()
-    gold = answers.normal_gold(stated)
-    if gold is None:
-        raise DataError(f"{where} has the gold answer {stated[:60]!r}, which no answer could be compared with: correct it, or take the line out")
-    category = {"category": str(record["category"])} if record.get("category") is not None else {}
-    question = found["question_column"]
-    return {"id": f"{name}-{number}", "prompt": messages(source, question), "question": question, "gold": gold, **category}
+    return held_out(source, f"{name}-{number}", where, _marked(record, source))
+
+
+def _marked(record: Any, source: DataSection) -> Any:
+    """The record, its answer marked as gold where it is nothing else: a set has no demonstrations."""
+    answer = record.get(source.answer_column) if isinstance(record, dict) and source.gold_column is None and source.messages_column is None else None
+    whole = isinstance(answer, str) and "####" not in answer and answers.normal_gold(answer) is not None
+    return {**record, source.answer_column: f"#### {answer}"} if whole else record

@@ -15,13 +15,12 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.core import processes
 
 log = logging.getLogger("ratchet.tracking")
 
-# Start times of one process, as two others see them, may differ by the clock's corrections.
-SAME_START_SECONDS = 2.0
 FINAL = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -71,11 +70,6 @@ def final(status: str) -> str:
     return status
 
 
-def myself() -> tuple[int, float]:
-    """Process id and start time (seconds since 1970), which together name a process for good."""
-    return os.getpid(), psutil.Process().create_time()
-
-
 class Record(BaseModel):
     """One run and what it has yet to be told; times in milliseconds since 1970. Without a `stage` it is a parent run, by its run_id."""
 
@@ -90,7 +84,7 @@ class Record(BaseModel):
     params: dict[str, Any] = {}
     run_id: str | None = None
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    owner: tuple[int, float] = Field(default_factory=myself)
+    owner: tuple[int, float] = Field(default_factory=processes.myself)
     began: int = Field(default_factory=now)
     ended: int | None = None
     status: str | None = None
@@ -132,7 +126,7 @@ def claim(folder: Path, uri: str, experiment: str, busy: set[str]) -> list[tuple
         try:
             record = Record.model_validate_json(path.read_bytes())
             if (record.uri, record.experiment) == (uri, experiment) and not _others(path, record):
-                pid, start = myself()
+                pid, start = processes.myself()
                 taken.append((path.rename(folder / f"{path.name.partition('.')[0]}.{pid}-{start:.0f}.json"), record))
         except FileNotFoundError:  # delivered, or taken by another process, between two of these lines
             continue
@@ -156,15 +150,4 @@ def _others(path: Path, record: Record) -> bool:
     claimed = path.name.split(".")[1]
     if claimed != "json":
         pid, start = (int(part) for part in claimed.split("-"))
-    return pid != os.getpid() and alive(pid, start)
-
-
-def alive(pid: int, start: float) -> bool:
-    """Whether the process that began at `start` (seconds since 1970) runs still."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - start) < SAME_START_SECONDS and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.AccessDenied:
-        return True
-    except (psutil.NoSuchProcess, ValueError):
-        return False
+    return pid != os.getpid() and processes.find(pid, start) is not None

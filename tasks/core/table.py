@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tasks.core.trainer import each_row
+
 MODELS = ("base", "sft", "grpo")
 KEPT = ("completion", "answer", "correct", "reward", "length", "truncated", "error")
 # What the page shows, each with at most SHOWN prompts; a prompt may be under several headings.
@@ -45,7 +47,7 @@ def write(folders: dict[str, Path], out: Path) -> dict[str, int]:
 
 def _joined(folders: dict[str, Path]) -> Iterator[dict[str, Any]]:
     """One row per prompt: id, prompt, gold, what each model wrote, `change` (fixed, broken, same) and `marks` (truncated, disagreement)."""
-    files = [_lines(folders[model] / "completions.jsonl") for model in MODELS]
+    files = [each_row(folders[model] / "completions.jsonl") for model in MODELS]
     for rows in zip(*files, strict=True):
         if len({row["id"] for row in rows}) > 1:
             raise ValueError(f"the models were measured on different prompts: {', '.join(row['id'] for row in rows)}")
@@ -54,12 +56,6 @@ def _joined(folders: dict[str, Path]) -> Iterator[dict[str, Any]]:
         marks = [name for name, is_so in (("truncated", grpo["truncated"]), ("disagreement", disagree(sft, grpo))) if is_so]
         kept = {model: {key: row[key] for key in KEPT} for model, row in zip(MODELS, rows, strict=True)}
         yield {"id": base["id"], "prompt": base["prompt"], "gold": base["gold"], **kept, "change": change, "marks": marks}
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 def disagree(one: dict[str, Any], other: dict[str, Any]) -> bool:

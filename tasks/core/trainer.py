@@ -143,9 +143,17 @@ def with_warmup(trainer_class: type, kind: str, section: Training) -> type:
 # ---------------------------------------------------------------- rows
 
 
+def each_row(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file, one at a time."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            if line != "\n":
+                yield json.loads(line)
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON Lines file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return list(each_row(path))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
