@@ -161,6 +161,7 @@ def test_further_sets_have_metrics_and_completions_of_their_own(two_models, tmp_
         ("", r"evaluation\.sets\.hard holds no prompts"),
         ("{", r"line 1 of evaluation\.sets\.hard is not valid JSON"),
         ('\n{"question": "?"}', r"line 2 of evaluation\.sets\.hard has no column answer \(data\.answer_column\)"),
+        ('{"question": "?", "answer": "3 or 4"}', r"line 1 of evaluation\.sets\.hard has the gold answer '3 or 4'"),
         ('{"question": "?", "answer": "#### 3 or 4"}', r"line 1 of evaluation\.sets\.hard has the gold answer '3 or 4'"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.errors import DataError
 from configs.schema import RunConfig, Training
-from tasks.core import audit, data, memory, rewards
+from tasks.core import audit, data, memory, rewards, sets
 
 # Tokens that a chat template puts around a prompt, at most.
 TEMPLATE = 256
@@ -21,6 +21,7 @@ def check(config: RunConfig) -> list[str]:
         card = json.loads((out / "card.json").read_text(encoding="utf-8"))
         reward = rewards.build(config.grpo.reward_type, config.grpo.reward_config)
         ranking = audit.audit(reward, audit.samples(out))
+        further = sets.check(config.evaluation.sets, config.data, out, config.seed)
     if config.evaluation.split == "validation" and not counts["num_validation"]:
         raise DataError("evaluation.split is validation and data.validation_size is 0: raise it, or evaluate on test")
     estimate = memory.estimate(config)
@@ -33,6 +34,7 @@ def check(config: RunConfig) -> list[str]:
         f"checks: {found(card['checks'])}; {longest(card['splits'], estimate['takes'], config.grpo.max_new_tokens)}",
         f"sft: {steps(config.sft, counts['num_demonstrations'], config.compute.num_processes, rows_per_sample=1)}",
         f"grpo: {steps(config.grpo, counts['num_train_prompts'], config.compute.num_processes, rows_per_sample=config.grpo.num_generations)}",
+        *([f"further sets: {further}"] if further else []),
         f"reward: {audit.sentence(ranking)}",
         f"memory per process on {estimate['device']}, roughly: {estimate['parameters']:,} parameters; {sizes}",
     ]

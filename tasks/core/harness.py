@@ -1,12 +1,58 @@
 """Tasks of the lm-evaluation-harness as an evaluation set (extra `[lm-eval]`)."""
 
+import hashlib
+import importlib.metadata
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, DataError
 from configs.schema import EvaluationSet
+
+# Of the files beside a task's YAML: what it may include, call or read.
+_PARTS = {".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".parquet", ".txt"}
+
+
+def digest(task: str) -> str:
+    """What decides a task's metrics besides the model, for the stage key: the harness's version and, of a task in a YAML file, all files beside that.
+
+    Raises ConfigError where the harness is not installed or the file is not there.
+    """
+    try:
+        found = [f"lm_eval {importlib.metadata.version('lm_eval')}"]
+    except importlib.metadata.PackageNotFoundError as error:
+        raise _not_installed(task, error) from error
+    if _is_file(task):
+        file = Path(task)
+        if not file.is_file():
+            raise ConfigError(f"evaluation.sets has the task {task}, and there is no such file: correct the path, or name a task that the harness ships")
+        parts = sorted(part for part in file.parent.iterdir() if part.suffix in _PARTS and part.is_file())
+        found += [f"{part.name} {hashlib.sha256(part.read_bytes()).hexdigest()}" for part in parts]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def find(task: str) -> tuple[str, Any]:
+    """The name of a task and the harness's manager that knows it. Raises ConfigError where the harness is not installed or has no such task."""
+    digest(task)
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise _not_installed(task, error) from error
+    name = Path(task).stem if _is_file(task) else task
+    manager = _manager(str(Path(task).parent) if _is_file(task) else None)
+    if name not in manager.all_tasks:
+        raise ConfigError(f"evaluation.sets has the task {task}, which lm-evaluation-harness does not know as {name}: see `lm_eval ls tasks`")
+    return name, manager
+
+
+@cache
+def _manager(folder: str | None) -> Any:
+    """Knows the tasks that the harness ships (ten seconds of reading), or those of a folder."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager() if folder is None else TaskManager(include_path=folder, include_defaults=False)
 
 
 def evaluate(section: EvaluationSet, model: Any, tokenizer: Any, batch_size: int, seed: int, out: Path) -> dict[str, Any]:
@@ -16,21 +62,12 @@ def evaluate(section: EvaluationSet, model: Any, tokenizer: Any, batch_size: int
     named `<metric>.<filter>`; intervals are the mean with 1.96 standard errors, where the harness gives these.
     Raises ConfigError where the harness is not installed or has no such task, DataError where the task's data cannot be loaded.
     """
-    try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise ConfigError(
-            f"evaluation.sets has the task {section.task}, which needs lm-evaluation-harness ({error}): pip install 'ratchet[lm-eval]'"
-        ) from error
+    name, manager = find(section.task)
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
     # A chat template of ours has no padding side for the harness to undo: it sets its own.
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    local = Path(section.task).suffix in (".yaml", ".yml")
-    manager = TaskManager(include_path=str(Path(section.task).parent)) if local else TaskManager()
-    name = Path(section.task).stem if local else section.task
-    if name not in manager.all_tasks:
-        raise ConfigError(f"evaluation.sets has the task {section.task}, which lm-evaluation-harness does not know: see `lm_eval ls tasks`")
     seeds = {f"{library}_seed": seed for library in ("random", "numpy_random", "torch_random", "fewshot_random")}
     settings = {"limit": section.max_samples, "bootstrap_iters": 1000, "log_samples": False, "task_manager": manager, **seeds}
     try:
@@ -42,6 +79,14 @@ def evaluate(section: EvaluationSet, model: Any, tokenizer: Any, batch_size: int
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found["results"], sort_keys=True, indent=2, default=str) + "\n")
     return _metrics(found["results"][name], found["n-samples"][name]["effective"])
+
+
+def _is_file(task: str) -> bool:
+    return Path(task).suffix in (".yaml", ".yml")
+
+
+def _not_installed(task: str, error: Exception) -> ConfigError:
+    return ConfigError(f"evaluation.sets has the task {task}, which needs lm-evaluation-harness ({error}): pip install 'ratchet[lm-eval]'")
 
 
 def _metrics(results: dict[str, Any], count: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.errors import DataError
 from configs.schema import DataSection, EvaluationSet
-from tasks.core import answers
+from tasks.core import answers, harness
 from tasks.core.data import held_out
 from tasks.core.trainer import read_rows, sample
 
@@ -50,8 +50,16 @@ def read_file(name: str, path: str) -> bytes:
 
 
 def digests(sets: dict[str, EvaluationSet]) -> dict[str, str]:
-    """SHA-256 of every set's file, for the stage key: other content under the same path is another set. Raises as `read_file` does."""
-    return {name: hashlib.sha256(read_file(name, one.path)).hexdigest() for name, one in sets.items() if one.path is not None}
+    """SHA-256 of every set's file or task, for the stage key: other content under the same path is another set. Raises as `read_file` and the harness do."""
+    files = {name: hashlib.sha256(read_file(name, one.path)).hexdigest() for name, one in sets.items() if one.path is not None}
+    return files | {name: harness.digest(one.task) for name, one in sets.items() if one.task is not None}
+
+
+def check(sets: dict[str, EvaluationSet], source: DataSection, data: Path, seed: int) -> str:
+    """What every set holds, in words. Raises what measuring on it would: DataError, ConfigError, StorageUnavailable."""
+    said = {name: f"{len(rows(name, one, source, data, seed)):,} prompts" for name, one in sets.items() if one.task is None}
+    said |= {name: f"the task {harness.find(one.task)[0]}" for name, one in sets.items() if one.task is not None}
+    return "; ".join(f"{name}: {said[name]}" for name in sets)
 
 
 def _row(name: str, number: int, line: str, source: DataSection) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def _row(name: str, number: int, line: str, source: DataSection) -> dict[str, An
 
 
 def _marked(record: Any, source: DataSection) -> Any:
-    """The record, its answer marked as gold where it is nothing else: a set has no demonstrations."""
+    """The record, its answer marked as gold where it states none: a set needs no demonstrations."""
     answer = record.get(source.answer_column) if isinstance(record, dict) and source.gold_column is None and source.messages_column is None else None
-    whole = isinstance(answer, str) and "####" not in answer and answers.normal_gold(answer) is not None
+    whole = isinstance(answer, str) and answer.strip() and answers.extract_answer(answer) is None
     return {**record, source.answer_column: f"#### {answer}"} if whole else record
