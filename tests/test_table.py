@@ -65,6 +65,12 @@ def test_what_a_model_writes_is_shown_as_it_is_and_never_rendered(tmp_path):
     assert "\n# Passed" not in page
 
 
+def test_a_completion_without_text_is_said_to_be_one(tmp_path):
+    silent = row(0, False, completion=" \n")
+    _, _, page = written(tmp_path, [silent], [row(0, False)], [row(0, True)])
+    assert "**base** (wrong reasoning, answer '2', reward 0, 10 tokens)\n\n(no text)\n" in page
+
+
 def test_models_measured_on_different_prompts_are_refused(tmp_path):
     with pytest.raises(ValueError, match="measured on different prompts: q0, q0, q1"):
         written(tmp_path, [row(0, True)], [row(0, True)], [row(1, True)])

@@ -85,6 +85,8 @@ def _entry(row: dict[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a block of code: what a model writes is shown and never rendered."""
+    """As a block of code: what a model writes is shown and never rendered. Without text (special tokens, blanks) it would be no block, and says so."""
+    if not text.strip():
+        return "(no text)"
     short = text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " [...]"
-    return "\n".join("    " + line for line in short.splitlines() or [""])
+    return "\n".join("    " + line for line in short.splitlines())
