@@ -41,7 +41,7 @@ def pipeline(run: Run, cfg: RunConfig, stages: Stages) -> Artifact:
     base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))
     measured = (cfg.evaluation, cfg.grpo, cfg.model, cfg.compute, cfg.seed, cfg.data, data)
     base_scores = stages.add(evaluate(run, "base", *measured, policy=base))
-    sft = stages.add(train_sft(run, cfg.sft, cfg.model, cfg.compute, cfg.seed, base, data))
+    sft = stages.add(train_sft(run, cfg.sft, cfg.grpo, cfg.model, cfg.compute, cfg.seed, base, data))
     sft_scores = stages.add(evaluate(run, "sft", *measured, policy=sft, reference=base))
     grpo = stages.add(train_grpo(run, cfg.grpo, cfg.model, cfg.compute, cfg.seed, sft, data))
     grpo_scores = stages.add(evaluate(run, "grpo", *measured, policy=grpo, reference=sft))

@@ -11,7 +11,7 @@ import pytest
 from configs.errors import ConfigError, DataError
 from configs.loading import load
 from configs.schema import DataSection, ModelSection
-from tasks.core import card, check, checks, data, encoding, grpo, rowfile, scratch
+from tasks.core import card, check, checks, data, encoding, room, rowfile, scratch
 
 STORY = "Ann sells small green apples and large yellow pears at the weekly market in town."
 
@@ -268,7 +268,7 @@ def test_prompts_that_are_too_long_can_stop_training():
 def fitting(policy):
     tokenizer = scratch.train_tokenizer(["What is 1 + 1?"], 300)
     rows = [{"id": name, "prompt": [{"role": "user", "content": text}]} for name, text in (("long", "9" * 60), ("short", "é" * 5))]
-    return grpo.fitting(rows, tokenizer, ModelSection(), 50, 10, policy)
+    return room.fitting(rows, tokenizer, ModelSection(), 50, 10, policy)
 
 
 # --- GSM8K ---
@@ -369,7 +369,7 @@ def test_what_ratchet_check_says(tmp_path):
     assert check.found(found["checks"]) == "duplicates 1 fixed; encoding 1 fixed, 1 dropped"
     fits = "the longest prompt has 4 words in 24 bytes and fits into the 1,024 tokens of the model beside 32 new ones"
     assert check.longest(found["splits"], 1024, 32) == fits
-    assert check.longest(found["splits"], 300, 32).partition(" and ")[2].startswith("may not fit (GRPO counts its tokens when it starts")
+    assert check.longest(found["splits"], 300, 32).partition(" and ")[2].startswith("may not fit (tokens are counted before SFT")
 
 
 def test_bands_are_the_same_on_every_machine():

@@ -259,6 +259,17 @@ def test_progress_is_told(two_models, tmp_path):
     assert events == [{"event": "progress", "done": done, "total": 24} for done in (10, 20, 24)]
 
 
+def test_held_out_prompts_that_leave_no_room_are_refused(two_models, tmp_path):
+    takes = two_models_take(two_models)
+    message = rf"more than 1 tokens, .*; the model takes {takes}, completions included: lower evaluation\.max_new_tokens \(or grpo\.max_new_tokens\), which"
+    with pytest.raises(DataError, match=message):
+        measure(two_models, tmp_path / "out", reference=False, max_new_tokens=takes - 1)
+
+
+def two_models_take(two_models):
+    return json.loads((two_models[1] / "config.json").read_text())["max_position_embeddings"]
+
+
 def test_a_split_without_rows_is_one_sentence(two_models, tmp_path):
     (tmp_path / "validation.jsonl").write_text("")
     with pytest.raises(DataError, match=r"^evaluation\.split is validation, which holds no prompts: raise data\.validation_size or choose the other split$"):

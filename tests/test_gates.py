@@ -52,6 +52,12 @@ def test_different_prompts_are_refused():
         one(Gate(metric="accuracy", rival="sft"), measured([1, 1]), measured([1, 1, 1]))
 
 
+def test_a_champion_that_had_no_room_for_a_prompt_is_compared_on_the_others():
+    champion = Evaluation(metrics={}, ids=["1", "2"], per_prompt={"accuracy": [0.0, 0.0]})
+    assert "+1 (95% interval" in judge(measured([0, 1, 1]), {"champion": champion}, {"g": Gate(metric="accuracy", rival="champion")}).gates[0].sentence
+    assert compare(measured([0, 1, 1]), champion, "champion").fixed == 2
+
+
 @pytest.mark.parametrize(("kl", "outcome"), [(0.0009, "fail"), (0.001, "pass"), (0.5, "pass"), (0.5001, "fail"), (float("nan"), "inconclusive")])
 def test_kl_limits_hold_at_their_edges(kl, outcome):
     assert one(Gate(metric="kl", min=0.001, max=0.5), measured([1], kl=kl)).outcome == outcome

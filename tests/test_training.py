@@ -500,6 +500,14 @@ def test_no_demonstrations_is_one_sentence():
         sft.dataset([], None, 64, tiny.MODEL)
 
 
+def test_prompts_that_grpo_would_refuse_stop_sft_before_its_first_step(inputs, tmp_path):
+    data, base = inputs
+    takes = json.loads((base / "model" / "config.json").read_text())["max_position_embeddings"]
+    following, common = section("grpo", max_new_tokens=takes), dict(model=tiny.MODEL, compute=tiny.CPU, seed=1, data=data, out=tmp_path / "out")
+    with pytest.raises(DataError, match=r"prompts have more than 0 tokens, .*: lower grpo\.max_new_tokens, which is"):
+        sft.train(section("sft"), base=base, context=tiny.context(), grpo=following, **common)
+
+
 def test_fp16_on_a_cpu_is_one_sentence(inputs, tmp_path):
     with pytest.raises(ConfigError, match=r"^mixed_precision is fp16, which needs a GPU, and this run is on a CPU: set it to bf16, no or auto$"):
         build("sft", inputs, tmp_path, mixed_precision="fp16")

@@ -55,7 +55,7 @@ def longest(splits: dict[str, dict], takes: int | None, new_tokens: int) -> str:
     says = f"the longest prompt has {max(split['longest_prompt_words'] for split in splits.values()):,} words in {most:,} bytes"
     if takes is None:
         return says
-    fits = "and fits" if most + new_tokens + TEMPLATE <= takes else "and may not fit (GRPO counts its tokens when it starts: data.checks.long_prompts)"
+    fits = "and fits" if most + new_tokens + TEMPLATE <= takes else "and may not fit (tokens are counted before SFT: data.checks.long_prompts)"
     return f"{says} {fits} into the {takes:,} tokens of the model beside {new_tokens:,} new ones"
 
 

@@ -51,7 +51,7 @@ def _train(r: dict, context: Context, out: Path) -> dict:
     if r["stage"] == "sft":
         from tasks.core import sft
 
-        return sft.train(SFTSection(**r["section"]), base=inputs["base"], **common)
+        return sft.train(SFTSection(**r["section"]), base=inputs["base"], grpo=GRPOSection(**r["grpo"]), **common)
     from tasks.core import grpo
 
     _audit(r["section"], inputs["data"])  # once more: the data may have been there before the reward was

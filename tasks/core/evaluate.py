@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.errors import DataError
 from configs.schema import ComputeSection, DataSection, EvaluationSection, ModelSection, RewardConfig
-from tasks.core import answers, harness, kl, metrics, mistakes, models, rewards, sets
+from tasks.core import answers, harness, kl, metrics, mistakes, models, rewards, room, sets
 from tasks.core.generate import generate
 from tasks.core.trainer import read_rows, sample
 
@@ -26,12 +26,17 @@ class Actor:
     stops: list[int]
     reward: rewards.Reward
     section: EvaluationSection
-    chat_template_kwargs: dict[str, Any]
+    loading: ModelSection
     seed: int
+
+    def fitting(self, rows: list[dict[str, Any]], data: Path) -> list[dict[str, Any]]:
+        """The rows whose prompts leave room for a completion, by the policy of the data. Raises DataError where that refuses."""
+        lower = "evaluation.max_new_tokens (or grpo.max_new_tokens)"
+        return room.fitting(rows, self.tokenizer, self.loading, room.takes(self.model), self.section.max_new_tokens, room.policy(data), lower)
 
     def prompts(self, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[int]]]:
         """The prompts' texts and token ids."""
-        texts = [models.render_prompt(self.tokenizer, row["prompt"], self.chat_template_kwargs) for row in rows]
+        texts = [models.render_prompt(self.tokenizer, row["prompt"], self.loading.chat_template_kwargs) for row in rows]
         return texts, self.tokenizer(texts)["input_ids"]
 
     def complete(self, ids: list[list[int]], progress: Callable[..., None] = lambda **event: None, **sampling: Any) -> list[list[int]]:
@@ -64,14 +69,15 @@ def measure(
     tokenizer = models.load_tokenizer(policy, model)
     actor_model = models.load_policy(policy, model, compute, for_training=False)
     reward = rewards.build(reward_type, reward_config)
-    actor = Actor(actor_model, tokenizer, models.eos_ids(actor_model, tokenizer), reward, section, model.chat_template_kwargs, seed)
-    rows = held_out(section, data, seed)
+    actor = Actor(actor_model, tokenizer, models.eos_ids(actor_model, tokenizer), reward, section, model, seed)
+    rows = actor.fitting(held_out(section, data, seed), data)
     found = measure_set(actor, rows, out, emit)
     for name, one in section.sets.items():
         if one.task is not None:
             metrics.join(found, name, harness.evaluate(one, actor_model, tokenizer, section.batch_size, seed, out / "sets" / name))
         else:
-            metrics.join(found, name, measure_set(actor, sets.rows(name, one, source or DataSection(), data, seed), out / "sets" / name, emit))
+            further = actor.fitting(sets.rows(name, one, source or DataSection(), data, seed), data)
+            metrics.join(found, name, measure_set(actor, further, out / "sets" / name, emit))
     if reference is not None:
         other = models.load_policy(reference, model, compute, for_training=False)
         chosen = sample(rows, min(section.kl_samples, len(rows)), seed)

@@ -19,6 +19,15 @@ class Evaluation(BaseModel):
     per_prompt: dict[str, list[float]] = {}
     sets: dict[str, "Evaluation"] = {}
 
+    def on(self, other: "Evaluation") -> "Evaluation":
+        """This evaluation on the prompts that the other has, too: a champion of another tokenizer may have had no room for some."""
+        there = set(other.ids)
+        if self.ids == other.ids or not there.intersection(self.ids):
+            return self
+        kept = [i for i, one in enumerate(self.ids) if one in there]
+        columns = {name: [column[i] for i in kept] for name, column in self.per_prompt.items()}
+        return self.model_copy(update={"ids": [self.ids[i] for i in kept], "per_prompt": columns})
+
 
 class GateResult(BaseModel):
     """What one gate says."""
@@ -75,6 +84,8 @@ def judge(candidate: Evaluation, rivals: dict[str, Evaluation], gates: dict[str,
 
 def compare(candidate: Evaluation, rival: Evaluation, name: str) -> Comparison:
     """Candidate less rival, on the same prompts: the paired bootstrap for every metric, and McNemar's exact test for accuracy."""
+    if name == "champion":
+        candidate, rival = candidate.on(rival), rival.on(candidate)
     if candidate.ids != rival.ids:
         raise ValueError(f"the two models were measured on different prompts, so that they cannot be compared with {name}")
     found, pairs = {}, {}
@@ -107,6 +118,8 @@ def _against(name: str, gate: Gate, candidate: Evaluation, rival: Evaluation) ->
     place, _, metric = gate.metric.rpartition("/")
     if place:
         candidate, rival = candidate.sets[place], rival.sets[place]
+    if gate.rival == "champion":
+        candidate, rival = candidate.on(rival), rival.on(candidate)
     if candidate.ids != rival.ids:
         raise ValueError(f"gate {name}: the candidate and {gate.rival} were measured on different prompts")
     differences = [a - b for a, b in zip(candidate.per_prompt[metric], rival.per_prompt[metric], strict=True)]

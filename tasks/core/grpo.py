@@ -1,15 +1,14 @@
 """Group relative policy optimization: TRL's GRPOTrainer, started from the SFT model, which is its reference throughout."""
 
-import json
 import logging
 import time
 from pathlib import Path
 from typing import Any
 
 from configs import rules
-from configs.errors import ConfigError, DataError
-from configs.schema import Checks, ComputeSection, GRPOSection, ModelSection
-from tasks.core import loop, models, trainer
+from configs.errors import ConfigError
+from configs.schema import ComputeSection, GRPOSection, ModelSection
+from tasks.core import loop, models, room, trainer
 from tasks.core.context import Context
 
 log = logging.getLogger("ratchet.grpo")
@@ -59,44 +58,12 @@ def build(section: GRPOSection, model: ModelSection, compute: ComputeSection, se
     policy = models.load_policy(source, model, compute, for_training=True, lora=section.use_lora)
     trainer.check_types(section, policy)
     rows = trainer.sample(trainer.read_rows(data / "grpo.jsonl"), section.max_samples, seed)
-    takes = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
-    rows = fitting(rows, tokenizer, model, takes, args.max_completion_length, _long_prompts(data))
+    rows = room.fitting(rows, tokenizer, model, room.takes(policy), args.max_completion_length, room.policy(data))
     questions, adapter = dataset(rows, tokenizer, args.generation_batch_size // args.num_generations, model), trainer.adapter(section, policy)
     with trainer.trl_values("grpo", section):
         return trainer.with_warmup(GRPOTrainer, "grpo", section)(
             model=policy, reward_funcs=reward.functions, args=args, train_dataset=questions, processing_class=tokenizer, peft_config=adapter
         )
-
-
-def fitting(rows: list[dict[str, Any]], tokenizer: Any, model: ModelSection, takes: int | None, new_tokens: int, policy: str) -> list[dict[str, Any]]:
-    """The rows that are trained on, of those whose prompts are too long for the model: one takes `takes` tokens, the completion among them.
-
-    `policy` is `data.checks.long_prompts`: drop, warn or fail. Raises DataError to fail.
-    """
-    if takes is None:
-        return rows
-    room, long = takes - new_tokens, {}
-    for row in rows:
-        text = models.render_prompt(tokenizer, row["prompt"], model.chat_template_kwargs)
-        # A token is a byte at least: most prompts need not be tokenized to see that they fit.
-        if len(text.encode()) > room and (count := len(tokenizer(text)["input_ids"])) > room:
-            long[row["id"]] = count
-    if not long:
-        return rows
-    first, count = next(iter(long.items()))
-    found = f"{len(long)} of {len(rows)} prompts have more than {room} tokens, the first {first} with {count}; the model takes {takes}, completions included"
-    if policy == "fail":
-        raise DataError(
-            f"{found}: lower grpo.max_new_tokens, which is {new_tokens}, take the prompts out of the data, or set data.checks.long_prompts to drop or warn"
-        )
-    log.warning("data.checks.long_prompts: %s (%s)", found, "dropped" if policy == "drop" else "kept")
-    return [row for row in rows if row["id"] not in long] if policy == "drop" else rows
-
-
-def _long_prompts(data: Path) -> str:
-    """The policy for prompts that are too long, which the data's card hands on: no tokenizer is there when the data are prepared."""
-    card = data / "card.json"
-    return json.loads(card.read_text(encoding="utf-8"))["long_prompts"] if card.exists() else Checks().long_prompts
 
 
 def dataset(rows: list[dict[str, Any]], tokenizer: Any, prompts_at_once: int, model: ModelSection) -> Any:

@@ -6,19 +6,32 @@ from typing import Any
 
 from configs import rules
 from configs.errors import ConfigError, DataError
-from configs.schema import ComputeSection, ModelSection, SFTSection
-from tasks.core import loop, models, trainer
+from configs.schema import ComputeSection, GRPOSection, ModelSection, SFTSection
+from tasks.core import loop, models, room, trainer
 from tasks.core.context import Context
 
 
-def train(section: SFTSection, model: ModelSection, compute: ComputeSection, seed: int, base: Path, data: Path, out: Path, context: Context) -> dict[str, Any]:
+def train(
+    section: SFTSection,
+    model: ModelSection,
+    compute: ComputeSection,
+    seed: int,
+    base: Path,
+    data: Path,
+    out: Path,
+    context: Context,
+    grpo: GRPOSection | None = None,
+) -> dict[str, Any]:
     """Fine-tunes the base model and writes the `sft` artifact to `out`.
 
-    `base` and `data` are artifacts. Returns {"loss", "steps", "seconds", "upload_wait_seconds"}. Raises ConfigError, DataError or ModelError for bad input.
+    `base` and `data` are artifacts; `grpo` is what will follow, whose prompts are looked at first. Returns {"loss", "steps", "seconds",
+    "upload_wait_seconds"}. Raises ConfigError, DataError or ModelError for bad input.
     """
     started = time.monotonic()
     source, work = models.locate(model, base), out.with_name(f"{out.name}.training")
     sft = build(section, model, compute, seed, source, data, work, context)
+    if grpo is not None:
+        room.look_ahead(grpo, seed, sft.processing_class, model, sft.model, data)
     history = loop.run(sft, context, work)
     trainer.save(sft, history, source, model, out)
     trainer.clear(sft, work)
