@@ -10,6 +10,8 @@ _FINAL = re.compile(r"final answer[*_]{0,3}\s*[:：]", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _NUMBERS = re.compile(r"(?<![\w.])[-−]?[$€£]?[0-9]++(?:[,.'_ ][0-9]++)*+(?: ?/ ?[0-9]++)?%?")
 _WRAPPING = " \t*_`\"'“”"
+# A line that only opens or closes a formula or a block of code: the answer stands on a line of its own below it.
+_MARKS_ALONE = re.compile(r"(?:[ \t]*(?:\$\$?|\\[\[\]()]|```\w*)?[ \t\r*_]*(?:\n|\Z))*+")
 
 
 def extract_answer(text: str, last_number: bool = False) -> str | None:
@@ -44,8 +46,9 @@ def is_formatted(text: str) -> bool:
 
 
 def _first_line(text: str) -> str | None:
-    """The first line with anything on it, without Markdown around it; None where there is none."""
-    line = text.lstrip(" \t\r\n*_").partition("\n")[0].strip(_WRAPPING + "\r")
+    """The first line with anything on it but marks (`**`, `\\[`, `$$`), without Markdown around it; None where there is none."""
+    text = text.lstrip(" \t\r\n*_")
+    line = text[_MARKS_ALONE.match(text).end() :].lstrip(" \t\r\n*_").partition("\n")[0].strip(_WRAPPING + "\r")
     return line or None
 
 
