@@ -39,9 +39,10 @@ _OVER = re.compile(rf" *(/) *({_NUMERAL})")
 _MIXED = re.compile(r"(?: and)? +([0-9]+) */ *([0-9]+)(?![0-9]|[.,'_/] ?[0-9])")
 _SCALE = re.compile(r" *(thousand|million|billion|trillion)\b", re.IGNORECASE)
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MONEY_AFTER = re.compile(rf" *({units.SIGNS_ALONE})(?![0-9])")
 _PERCENT = re.compile(r" *(?:%|per ?cent\b)", re.IGNORECASE)
 
-_MATH = re.compile(r"\$([^$]*)\$(?! *[0-9])(.*)|\\[(\[](.*?)\\[)\]](?! *[0-9])(.*)", re.DOTALL)
+_MATH = re.compile(r"(\$\$?)([^$]*)\1(?! *[0-9])(.*)|\\[(\[](.*?)\\[)\]](?! *[0-9])(.*)", re.DOTALL)
 _FRAC = re.compile(r"\\[dtc]?frac *(?:\{ *([-+]?[0-9][0-9.,]*) *\}|([0-9])) *(?:\{ *([0-9][0-9.,]*) *\}|([0-9]))")
 _TEXTUAL = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|bm|boldsymbol|underline|boxed|operatorname) *\{([^{}]*)\}")
 _LATEX = [
@@ -78,7 +79,7 @@ def cleaned(text: str) -> str:
         text = text.replace("\\$", "\x01").strip(" ")
         match = _MATH.fullmatch(text)
         if match:
-            text = (match[1] or match[3] or "") + " " + (match[2] or match[4] or "")
+            text = (match[2] or match[4] or "") + " " + (match[3] or match[5] or "")
         for pattern, plain in _LATEX:
             text = pattern.sub(plain, text)
         text = _TEXTUAL.sub(r"  \1  ", text)
@@ -106,10 +107,14 @@ def parse_quantity(text: str, *, as_gold: bool = False) -> Quantity | None:
 
 
 def _right_side(text: str) -> str | None:
-    """What `x = 5` says; None for two equations, for a comparison, and for a left side that is a number of its own."""
+    """What `x = 5` says; None for two equations, for a comparison, and for a left side that is a number of its own and another one (`144/2 = 72` holds)."""
     left, _, right = (part.strip(" ") for part in text.partition("="))
-    if "=" in right or not left or left[-1] in "<>!~≈:" or units.is_hedged(left) or _quantity(left, False):
+    if "=" in right or not left or left[-1] in "<>!~≈:" or units.is_hedged(left):
         return None
+    if own := _quantity(left, False):
+        said = _quantity(right, False)
+        if said is None or said.value != own.value or units.PERCENT in (own.unit, said.unit):
+            return None
     return right
 
 
@@ -125,6 +130,8 @@ def _quantity(text: str, as_gold: bool) -> Quantity | None:
     if scale := _SCALE.match(rest):
         value, rest = value * _SCALES[scale[1].casefold()], rest[scale.end() :]
         digits = str(value)
+    if money is None and (sign := _MONEY_AFTER.match(rest)):
+        money, rest = sign[1], rest[sign.end() :]
     percent = _PERCENT.match(rest)
     label = rest[percent.end() if percent else 0 :].strip(" ")
     if as_gold and len(label) == 1 and rest[:1].isalpha():

@@ -7,17 +7,21 @@ PERCENT = frozenset({"%"})
 _CURRENCIES = {"$": "$", "US$": "$", "USD": "$", "€": "€", "EUR": "€", "£": "£", "GBP": "£", "¥": "¥", "₹": "₹", "Rs": "₹", "Rs.": "₹", "INR": "₹"}
 _CURRENCIES |= {sign: sign for sign in "₩₽₺₫₴₦₱฿₪"}
 CURRENCY_SIGNS = "|".join(re.escape(sign) for sign in sorted(_CURRENCIES, key=len, reverse=True))
+SIGNS_ALONE = "|".join(re.escape(sign) for sign in _CURRENCIES if not sign.isascii() or sign == "$")
 
 # Words after a number that make another number of it, anywhere in the label.
 _HEDGES = {
-    "maybe", "not", "or", "no", "wait", "but", "wrong", "incorrect", "except", "plus", "minus", "roughly", "about", "approximately", "half", "halves",
-    "quarter", "quarters", "third", "thirds", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "hundred", "hundreds", "dozen", "dozens",
+    "maybe", "perhaps", "possibly", "probably", "not", "isn", "wasn", "aren", "cannot", "never", "or", "no", "nope", "wait", "but", "wrong", "incorrect",
+    "false", "except", "plus", "minus", "roughly", "about", "almost", "nearly", "approx", "approximately", "circa", "ish",
+    "half", "halves", "quarter", "quarters", "third", "thirds", "tenth", "tenths", "hundredth", "hundredths", "thousandth", "thousandths",
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen",
+    "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "hundreds", "dozen",
+    "dozens",
 }  # fmt: skip
 # Words that do so right after the number.
 _NOT_FIRST = {
-    "and", "billion", "billions", "bn", "cubed", "k", "less", "million", "millions", "mn", "more", "over", "squared", "thousand", "thousands", "times",
-    "to", "trillion", "x",
+    "and", "billion", "billions", "bn", "crore", "crores", "cubed", "factorial", "fold", "k", "lakh", "lakhs", "less", "mil", "million", "millions", "mn",
+    "more", "over", "pi", "quadrillion", "quadrillions", "sqrt", "squared", "thousand", "thousands", "times", "to", "trillion", "trillions", "x",
 }  # fmt: skip
 _WORD = re.compile(r"[^\W\d_²³]+")
 _MOST_WORDS = 12
@@ -86,7 +90,8 @@ def unit(label: str, money: str | None = None) -> frozenset[str]:
     parts = [part.strip(" ") for part in re.split(r"/|\bper\b", label.casefold())]
     above = frozenset({_CURRENCIES[money]}) if money else _unit(parts[0])
     for part in parts[1:]:
-        above = frozenset(f"{a}/{b}" for a in above for b in _unit(part))
+        # `5 per hour` is a unit, too, whatever it counts.
+        above = frozenset(f"{a}/{b}" for a in above or {""} for b in _unit(part))
     return above
 
 
