@@ -55,6 +55,7 @@ def test_what_is_no_reward_function_is_refused_when_built(user_module, code, spe
         ("[1.0, 'good']", "returned 'good' for completion 1"),
         ("[1.0, float('nan')]", "returned nan for completion 1"),
         ("[float('inf'), 1.0]", "returned inf for completion 0"),
+        ("[1.0, 10**400]", "returned 10{99} for completion 1"),
         ("(1.0, 1.0)", "returned tuple"),
         ("None", "returned NoneType"),
         ("[[1.0], 1.0]", r"returned \[1.0\] for completion 0"),
@@ -121,6 +122,13 @@ def test_a_function_that_empties_its_lists_leaves_the_callers_alone(user_module)
     given = {"completions": ["a", "b"], "completion_ids": [[1, 2], [3]], "gold": ["1", "2"], "id": ["x", "y"]}
     assert rewards.build("my_rewards:f", RewardConfig()).functions[0](prompts=["p", "q"], **given) == [1.0, 1.0]
     assert given == {"completions": ["a", "b"], "completion_ids": [[1, 2], [3]], "gold": ["1", "2"], "id": ["x", "y"]}
+
+
+def test_a_function_that_empties_a_mapping_of_its_row_leaves_the_callers_alone(user_module):
+    user_module("def f(completions, metadata):\n    metadata[0]['steps'][0].clear()\n    metadata[0].clear()\n    return [1.0]\n")
+    columns = {"metadata": [{"steps": [[1, 2]]}]}
+    rewards.build("my_rewards:f", RewardConfig()).score(["72"], ["72"], [1], columns)
+    assert columns == {"metadata": [{"steps": [[1, 2]]}]}
 
 
 def test_digest_of_a_module_that_is_not_there():

@@ -89,8 +89,17 @@ def _awaited(coroutine: Coroutine) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A list with the lists in it anew; anything else (TRL's trainer state, say) as it is."""
-    return [list(item) if isinstance(item, list) else item for item in value] if isinstance(value, list) else value
+    """A list with the lists and mappings in it anew; anything else (TRL's trainer state, say) as it is."""
+    if not isinstance(value, list):
+        return value
+    return [list(item) if isinstance(item, list) and not any(isinstance(i, list | dict) for i in item) else _anew(item) for item in value]
+
+
+def _anew(value: Any) -> Any:
+    """A value of JSON's, copied to its depth."""
+    if isinstance(value, dict):
+        return {name: _anew(item) for name, item in value.items()}
+    return [_anew(item) for item in value] if isinstance(value, list) else value
 
 
 def _origin(spec: str) -> tuple[Path, Path]:
@@ -148,7 +157,15 @@ def _checked(spec: str, values: Any, count: int, ids: list[str] | None) -> list[
     if len(values) != count:
         raise ConfigError(f"the reward {spec} returned {len(values)} values for {count} completions: return one per completion")
     for row, value in enumerate(values):
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, Real) and _is_finite(value)):
             named = f" (row {ids[row]})" if ids and len(ids) == count else ""
             raise ConfigError(f"the reward {spec} returned {value!r:.100} for completion {row}{named}: return a finite number, or None for no opinion")
     return [None if v is None else float(v) for v in values]
+
+
+def _is_finite(value: Real) -> bool:
+    """Whether a float can hold the value: a whole number of 400 digits is finite, and no reward."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
