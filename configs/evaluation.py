@@ -46,6 +46,9 @@ class EvaluationSection(Section):
     def _k_can_be_drawn(self):
         if self.samples and max(self.k) > self.samples:
             raise ValueError(f"evaluation.k has {max(self.k)} and evaluation.samples is {self.samples}: raise samples, or lower k")
+        if twice := next((k for k in self.k if self.k.count(k) > 1), None):
+            # Every prompt would count twice, and its interval be too narrow.
+            raise ValueError(f"evaluation.k has {twice} twice: take one of them out")
         if "rewards" in self.sets:
             raise ValueError("evaluation.sets has a set named rewards, as the reward's components are: give it another name")
         return self
@@ -63,7 +66,7 @@ class Gate(Section):
 
     @model_validator(mode="after")
     def _one_condition(self):
-        rules.gate(self.metric, self.min, self.max, self.rival)
+        rules.gate(self.metric, self.min, self.max, self.rival, self.margin)
         return self
 
 

@@ -16,6 +16,8 @@ COMPONENTS = tuple(REWARD_USES)
 PER_PROMPT = {"accuracy": "correct", "mean_reward": "reward", "format_rate": "formatted", "mean_length": "length", "truncated_rate": "truncated"}
 METRICS = (*PER_PROMPT, "kl", "kl_sequence")
 SAMPLED = re.compile(r"(?:pass|maj)_at_([1-9][0-9]*)")
+# Least and greatest value that a metric can have.
+RANGES = {"accuracy": (0, 1), "format_rate": (0, 1), "truncated_rate": (0, 1), "mean_length": (0, math.inf), "kl": (0, math.inf), "kl_sequence": (0, math.inf)}
 
 # The one place where the text's names meet TRL's. `None`: computed from the field rather than passed on.
 TRL_NAMES = {
@@ -153,8 +155,8 @@ def _swing(name: str, term: Any) -> float:
     return 1.0
 
 
-def gate(metric: str, least: float | None, most: float | None, rival: str | None) -> None:
-    """Raises ValueError for a gate without a condition, with both kinds, or with limits that no value meets."""
+def gate(metric: str, least: float | None, most: float | None, rival: str | None, margin: float) -> None:
+    """Raises ValueError for a gate without a condition, with both kinds, with crossed limits, or with a margin that would be ignored."""
     prefix, _, plain = metric.rpartition("/")
     # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
     if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
@@ -167,6 +169,8 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
         raise ValueError(f"the gate on {metric} has no min, max or rival: give one, or take the gate out")
     if least is not None and most is not None and least > most:
         raise ValueError(f"the gate on {metric} has min {least:g} above max {most:g}: no value can pass")
+    if rival is None and margin:
+        raise ValueError(f"the gate on {metric} has margin {margin:g} and no rival, whose difference it is for: take it out, or name a rival")
 
 
 def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:
@@ -183,6 +187,18 @@ def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:
             raise ValueError(f"the gate on {gate.metric} names no metric of a set: these are {', '.join(PER_PROMPT)}, pass_at_<k> and maj_at_<k>")
         if (sampled := SAMPLED.fullmatch(metric)) and (not evaluation.samples or int(sampled[1]) not in evaluation.k):
             raise ValueError(f"the gate on {gate.metric} needs evaluation.samples of at least {sampled[1]}, and {sampled[1]} in evaluation.k: set both")
+        _can_pass(gate, metric)
+
+
+def _can_pass(gate: Any, metric: str) -> None:
+    """Raises ValueError for limits beyond every value of the metric: the gate would refuse each model after it is trained."""
+    least, most = (0, 1) if SAMPLED.fullmatch(metric) else RANGES.get(metric, (-math.inf, math.inf))
+    if gate.min is not None and gate.min > most:
+        raise ValueError(f"the gate on {gate.metric} has min {gate.min:g}, and its values are at most {most}: no value can pass, lower min")
+    if gate.max is not None and gate.max < least:
+        raise ValueError(f"the gate on {gate.metric} has max {gate.max:g}, and its values are at least {least}: no value can pass, raise max")
+    if gate.rival is not None and gate.margin >= most - least:
+        raise ValueError(f"the gate on {gate.metric} has margin {gate.margin:g}, and two values differ by at most {most - least}: no value can pass, lower margin")
 
 
 def batch_arithmetic(grpo: Any, num_processes: int) -> None:
