@@ -198,7 +198,9 @@ def _can_pass(gate: Any, metric: str) -> None:
     if gate.max is not None and gate.max < least:
         raise ValueError(f"the gate on {gate.metric} has max {gate.max:g}, and its values are at least {least}: no value can pass, raise max")
     if gate.rival is not None and gate.margin >= most - least:
-        raise ValueError(f"the gate on {gate.metric} has margin {gate.margin:g}, and two values differ by at most {most - least}: no value can pass, lower margin")
+        raise ValueError(
+            f"the gate on {gate.metric} has margin {gate.margin:g}, and two values differ by at most {most - least}: no value can pass, lower margin"
+        )
 
 
 def batch_arithmetic(grpo: Any, num_processes: int) -> None:
@@ -266,6 +268,7 @@ def template(field: str, text: str) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
-        ImmutableSandboxedEnvironment().parse(text)
+        # Compiled, not only parsed: that is where a filter that Jinja does not have is found.
+        ImmutableSandboxedEnvironment().from_string(text)
     except TemplateSyntaxError as error:
         raise ValueError(f"{field} is no Jinja template (line {error.lineno}: {error.message}): correct it") from None

@@ -219,6 +219,7 @@ def test_templates_that_cannot_be_rendered(tmp_path, template, message):
     ("section", "message"),
     [
         ({"prompt_template": "{{ question"}, "^data.prompt_template is no Jinja template"),
+        ({"prompt_template": "{{ question | uper }}"}, "^data.prompt_template is no Jinja template .line 1: No filter named 'uper'.*: correct it"),
         ({"prompt_template": "{{ question }}", "instruction": "Go."}, "^data.instruction and data.prompt_template are both given"),
         ({"columns": ["gold"]}, "^data.columns names gold, which every row has for its own"),
         ({"columns": ["level", "level"]}, "^data.columns names level twice"),
