@@ -51,8 +51,9 @@ def records(file: Path, label: str) -> Iterator[Record]:
 def _by_role(path: str, names: list[str]) -> dict[str, list[str]]:
     """Names of files by role: train.jsonl, train-00000-of-00002.parquet, train/0.csv. Raises DataError where train or test is missing or comes in two forms."""
     found: dict[str, list[str]] = {}
-    for name in sorted(name for name in names if ".." not in name.split("/")):
-        role = re.fullmatch(rf"({'|'.join(ROLES)})(?:-\d[^/]*|/.*)?\.(?:{'|'.join(READERS)})", name)
+    # Hidden files are a system's or an editor's own (._train.jsonl, train/.ipynb_checkpoints/rows.jsonl), and no data.
+    for name in sorted(name for name in names if not any(part.startswith(".") for part in name.split("/"))):
+        role = re.fullmatch(rf"({'|'.join(ROLES)})(?:-\d[^/]*|/.*)?\.(?i:{'|'.join(READERS)})", name)
         if role:
             found.setdefault(role[1], []).append(name)
     missing = [f"{role}.jsonl" for role in ("train", "test") if role not in found]
@@ -61,7 +62,7 @@ def _by_role(path: str, names: list[str]) -> dict[str, list[str]]:
             f"data.path is {path} and has no {' and no '.join(missing)} (nor .parquet nor .csv): add what is missing, or name a single file to be split"
         )
     for role, files in found.items():
-        endings = {name.rpartition(".")[2] for name in files}
+        endings = {name.rpartition(".")[2].lower() for name in files}
         if len(endings) > 1:
             raise DataError(f"data.path is {path} and has {files[0]} and {files[-1]}: keep the {role} files in one of the two forms")
     return {role: found[role] for role in ROLES if role in found}
@@ -148,7 +149,7 @@ def _parquet(file: Path, label: str) -> Iterator[Record]:
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{label} row {number}", record, number / table.metadata.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:  # the latter two: a date that Python has not
         raise DataError(f"{label} cannot be read as Parquet after row {number} ({' '.join(str(error).split())[:200]}): write the file again") from error
 
 
