@@ -98,6 +98,27 @@ def test_a_damaged_file_is_named(tmp_path, name, content, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_hidden_files_are_no_data_and_an_ending_may_be_in_capitals(tmp_path):
+    write_json(tmp_path / "d/train.JSONL", ROWS[:5])
+    write_json(tmp_path / "d/train/.ipynb_checkpoints/rows.jsonl", ROWS[5:7])
+    (tmp_path / "d/test").mkdir()
+    (tmp_path / "d/test/._0.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    write_json(tmp_path / "d/test/0.jsonl", ROWS[10:12])
+    files = prepared(tmp_path / "out", path=str(tmp_path / "d"), validation_size=0)
+    assert [row["question"] for row in files["grpo"]] == [row["question"] for row in ROWS[:5]]
+    assert [row["question"] for row in files["test"]] == [row["question"] for row in ROWS[10:12]]
+
+
+def test_a_date_of_parquet_that_python_has_not_is_one_sentence(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    made = pyarrow.array([2**62], pyarrow.timestamp("ms"))
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["1 + 1?"], "answer": ["#### 2"], "made": made}), tmp_path / "all.parquet")
+    with pytest.raises(DataError, match=r"^all.parquet cannot be read as Parquet after row 0"):
+        prepared(tmp_path / "out", path=str(tmp_path / "all.parquet"))
+
+
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_json(tmp_path / "d/train.jsonl", ROWS)
     write_parquet(tmp_path / "d/train.parquet", ROWS)
@@ -192,6 +213,23 @@ def test_a_further_column_of_two_types(tmp_path):
     path = write_json(tmp_path / "all.jsonl", [*ROWS, {**ROWS[0], "level": "high"}])
     with pytest.raises(DataError, match=r"^all.jsonl line 21 has str in column level \(data.columns\) and all.jsonl line 1 has a number: give it one type"):
         prepared(tmp_path / "out", path=str(path), columns=["level"])
+
+
+@pytest.mark.parametrize(
+    ("section", "column"),
+    [
+        ({}, r"category \(data.category_column\)"),
+        ({"category_column": "none", "columns": ["tags"]}, r"tags \(data.columns\)"),
+        ({"category_column": "none", "prompt_template": "{{ question }} {{ tags[0] }}"}, r"of those in the template \(data.prompt_template\)"),
+    ],
+)
+def test_half_a_surrogate_pair_is_found_in_every_column_that_is_used(tmp_path, section, column):
+    record = {"question": "1 + 1?", "answer": "#### 2", "category": "\ud800", "tags": ["\ud800"]}
+    path = write_json(tmp_path / "all.jsonl", [record, *({**row, "tags": ["a"], "category": "b"} for row in ROWS)])
+    with pytest.raises(DataError, match=f"^all.jsonl line 1 has half a surrogate pair in column {column}, which is no text"):
+        prepared(tmp_path / "1", path=str(path), **section)
+    prepared(tmp_path / "2", path=str(path), checks={"unreadable": "drop"}, **section)
+    assert json.loads((tmp_path / "2/report.json").read_text())["num_unreadable"] == 1
 
 
 def test_prompt_template(tmp_path):

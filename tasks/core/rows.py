@@ -136,11 +136,12 @@ class Reader:
             why = f"has {type(category).__name__} in column {s.category_column} (data.category_column) and must have text"
             raise Unusable("unreadable", where, f"{why}: put it in quotes, or name another column")
         if category not in (None, ""):
-            found["category"] = str(category)
+            found["category"] = self._encodable(str(category), s.category_column, "category_column", where)
         for name in s.columns:
             value = found[name] = _value(record, "columns", name, where)
             if not _is_json(value):
                 raise DataError(f"{where} has {type(value).__name__} in column {name} (data.columns), which JSON cannot hold: make it text or a number")
+            self._encodable(value, name, "columns", where)
             kind = "a number" if type(value) in (int, float) else type(value).__name__
             first, there = self.kinds.setdefault(name, (kind, where)) if value is not None else (kind, where)
             if kind != first:
@@ -157,6 +158,7 @@ class Reader:
                 has = ", ".join(sorted(map(str, record)))
                 why = f"({type(error).__name__}: {' '.join(str(error).split())})"
                 raise DataError(f"{where} does not fit data.prompt_template {why}: it has question and the columns {has}") from error
+            self._encodable(text, "of those in the template", "prompt_template", where)
             if not text:
                 raise DataError(f"{where} gives an empty prompt with data.prompt_template: write {{{{ question }}}} into it")
             question = text
@@ -176,9 +178,7 @@ class Reader:
 
     def _whole(self, text: str, column: str, name: str, where: str) -> str:
         """A text, stripped, with its damage repaired where the configuration wants that."""
-        if _SURROGATE.search(text):
-            why = f"has half a surrogate pair in column {column} (data.{name}), which is no text: correct the line or take it out"
-            raise Unusable("unreadable", where, why)
+        self._encodable(text, column, name, where)
         if (damage := encoding.damage(text)) is not None:
             policy, why = self.section.checks.encoding, f"has {damage} in column {column}: {text.strip()[:60]!r}"
             text = encoding.repaired(text) if policy == "fix" else text
@@ -188,6 +188,14 @@ class Reader:
         if not text.strip():
             raise Unusable("missing", where, f"has nothing in column {column} (data.{name}): fill it in or take the line out")
         return text.strip()
+
+    @staticmethod
+    def _encodable(value: Any, column: str, name: str, where: str) -> Any:
+        """The value, whose texts UTF-8 can hold: JSON can write half a surrogate pair, and nothing else takes it."""
+        if _SURROGATE.search(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)):
+            why = f"has half a surrogate pair in column {column} (data.{name}), which is no text: correct the line or take it out"
+            raise Unusable("unreadable", where, why)
+        return value
 
 
 def _is_json(value: Any) -> bool:
