@@ -235,6 +235,11 @@ def test_a_gold_column_that_says_otherwise(tmp_path):
     assert counts(found, "disagreements") == (1, 0, 0, 1)
 
 
+def test_no_demonstration_that_is_left_stops_preparation(tmp_path):
+    with pytest.raises(DataError, match=r"^no demonstration is left for SFT after the checks of data.checks: disagreements dropped 1 \(such as train.jsonl"):
+        prepared(tmp_path, [BOXED])
+
+
 def test_disagreements_can_stop_preparation(tmp_path):
     with pytest.raises(DataError, match=r"^data.checks.disagreements found 1 demonstration\(s\) that state another answer than gold, the first at train.jsonl"):
         prepared(tmp_path, [BOXED], checks={"disagreements": "fail"})

@@ -139,6 +139,8 @@ def _write(
     rows = through(_demonstrations(section, seed, table), demonstrations)
     written = _lines(folder / "sft.jsonl", _agreeing(rows, findings, answered))
     findings.judge("disagreements")
+    if not written:
+        raise DataError(f"no demonstration is left for SFT after the checks of data.checks: {_dropped(findings)}")
     for name, file in (("train", "grpo"), ("validation", "validation"), ("test", "test")):
         prompts = through(table.rows(name, "is_prompt"), totals[name])
         _lines(folder / f"{file}.jsonl", _counted((_prompt(row) for row in prompts), splits[name]))
