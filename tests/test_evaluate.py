@@ -187,6 +187,12 @@ def test_a_set_is_asked_as_the_data_section_says(tmp_path):
     ]
 
 
+def test_a_sets_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    (tmp_path / "hard.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "q", "answer": "7"}\r\n')
+    (row,) = sets.rows("hard", EvaluationSet(path=str(tmp_path / "hard.jsonl")), DataSection(), tmp_path, seed=1)
+    assert (row["question"], row["gold"]) == ("q", "7")
+
+
 def test_a_sets_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"^evaluation\.sets\.hard\.path is /no/where, and there is no such file: name a JSON Lines file"):
         sets.digests({"hard": EvaluationSet(path="/no/where")})

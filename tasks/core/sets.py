@@ -21,7 +21,7 @@ def rows(name: str, section: EvaluationSet, source: DataSection, data: Path, see
     if section.path is None:
         found = read_rows(data / f"{section.split}.jsonl")
     else:
-        lines = enumerate(read_file(name, section.path).decode("utf-8", errors="replace").split("\n"), 1)
+        lines = enumerate(read_file(name, section.path).decode("utf-8-sig", errors="replace").split("\n"), 1)
         found = [_row(name, number, line, source) for number, line in lines if line.strip()]
     if not found:
         raise DataError(f"evaluation.sets.{name} holds no prompts: name a split or a file that has some, or take the set out")
