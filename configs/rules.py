@@ -155,8 +155,8 @@ def _swing(name: str, term: Any) -> float:
     return 1.0
 
 
-def gate(metric: str, least: float | None, most: float | None, rival: str | None, margin: float) -> None:
-    """Raises ValueError for a gate without a condition, with both kinds, with crossed limits, or with a margin that would be ignored."""
+def gate(metric: str, least: float | None, most: float | None, rival: str | None, margin: float, confidence: float) -> None:
+    """Raises ValueError for a gate without a condition, with both kinds, with crossed limits, or with a margin or confidence that would be ignored."""
     prefix, _, plain = metric.rpartition("/")
     # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
     if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
@@ -171,6 +171,8 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
         raise ValueError(f"the gate on {metric} has min {least:g} above max {most:g}: no value can pass")
     if rival is None and margin:
         raise ValueError(f"the gate on {metric} has margin {margin:g} and no rival, whose difference it is for: take it out, or name a rival")
+    if rival is None and confidence != 0.95:
+        raise ValueError(f"the gate on {metric} has confidence {confidence:g} and no rival, whose interval it is for: take it out, or name a rival")
 
 
 def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:

@@ -161,7 +161,22 @@ OTHERS = [
     ("1, 5", ["1, 5", "5, 1", "\\{1, 5\\}"], ["1", "5", "1, 5, 6", "1.5", "15"]),
     ("blue whale", ["Blue  Whale.", "blue whale"], ["blue", "whale", "a blue whale", ""]),
 ]  # fmt: skip
-COMPARED = [(gold, a, same) for gold, right, wrong in NUMBERS + QUANTITIES + OTHERS for same, answers in ((True, right), (False, wrong)) for a in answers]
+NAMED = [
+    (
+        "72",
+        ["The total cost is $72.", "Total: 72", "= 72", "is 72", "**The total is** 72", "Natalia's total is 72 clips", "A = 72",
+         "x_1 = 72", "f(2) = 72", "x + y = 72"],
+        ["The total is 72 or 73", "The total is at least 72", "At least: 72", "It isn't: 72", "twice the answer is 72",
+         "half of it is 72", "the square is 72", "step 2: 72"],
+    ),
+    ("72", ["Cost of 2 apples = 72"], ["2x = 72", "-x = 72", "x^2 = 72", "x/2 = 72", "x + 5 = 72", "\\sqrt{x} = 72", "72 M", "72M", "72K"]),
+    ("5 km", ["the distance is 5 km"], ["the distance is 5 m"]),
+    ("3:45", ["Time: 3:45", "the ratio is 3:45"], ["Time: 45"]),
+    ("B", ["The correct option is B", "B: 42 clips"], ["The correct option is C"]),
+]  # fmt: skip
+COMPARED = [
+    (gold, a, same) for gold, right, wrong in NUMBERS + QUANTITIES + OTHERS + NAMED for same, answers in ((True, right), (False, wrong)) for a in answers
+]
 
 
 def test_the_table_is_as_large_as_it_claims():

@@ -151,7 +151,13 @@ def test_leaks_are_taken_out_of_training(tmp_path):
     files, found = prepared(tmp_path, [row("One?"), row("Two?"), row("TWO? ")], [row("two?"), row("Three?")], checks={"leaks": "drop"})
     assert (questions(files["grpo"]), questions(files["test"])) == (["One?"], ["two?", "Three?"])
     assert [r["id"] for r in files["sft"]] == ["train-1"]
-    assert counts(found, "leaks") == (1, 0, 1, 0)
+    # Of the question in both splits, both of its rows are dropped.
+    assert counts(found, "leaks") == (1, 0, 2, 0)
+
+
+def test_a_question_whose_accents_are_encoded_otherwise_is_the_same(tmp_path):
+    with pytest.raises(DataError, match="1 held-out question\\(s\\) also occur in another split"):
+        prepared(tmp_path, [row("How many caf\u00e9s?"), row("Two?")], [row("How many cafe\u0301s?")])
 
 
 SHARED = "the baker of the old town bakes forty loaves of bread every single morning"  # 14 words

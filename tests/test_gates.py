@@ -132,6 +132,8 @@ def test_models_measured_on_different_prompts_are_not_compared():
         ({"gates": {"a": {"metric": "pass_at_1", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
         ({"gates": {"a": {"metric": "arc/acc", "rival": "sft"}}}, "has a rival, which needs a value for every prompt"),
         ({"evaluation": {"samples": 4, "k": [1, 8]}}, "evaluation.k has 8 and evaluation.samples is 4: raise samples, or lower k"),
+        ({"evaluation": {"k": [4, 16]}}, "evaluation.k and evaluation.sample_temperature are for samples, and evaluation.samples is 0"),
+        ({"gates": {"a": {"metric": "accuracy", "min": 0.2, "confidence": 0.9}}}, "has confidence 0.9 and no rival, whose interval it is for"),
         ({"evaluation": {"samples": 4, "k": [4, 1, 4]}}, "evaluation.k has 4 twice: take one of them out"),
         ({"gates": {"a": {"metric": "accuracy", "min": 90}}}, "has min 90, and its values are at most 1: no value can pass, lower min"),
         ({"gates": {"a": {"metric": "kl", "max": -0.1}}}, "has max -0.1, and its values are at least 0: no value can pass, raise max"),

@@ -109,6 +109,13 @@ def test_hidden_files_are_no_data_and_an_ending_may_be_in_capitals(tmp_path):
     assert [row["question"] for row in files["test"]] == [row["question"] for row in ROWS[10:12]]
 
 
+def test_a_split_of_another_name_is_refused_rather_than_passed_over(tmp_path):
+    for name in ("train", "test", "dev"):
+        write_json(tmp_path / f"d/{name}.jsonl", ROWS[:5])
+    with pytest.raises(DataError, match=r"has dev\.jsonl, which is none of train, validation, test and would not be read: name it validation"):
+        data.prepare(DataSection(path=str(tmp_path / "d")), 1, tmp_path / "out")
+
+
 def test_a_date_of_parquet_that_python_has_not_is_one_sentence(tmp_path):
     import pyarrow
     import pyarrow.parquet

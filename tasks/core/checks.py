@@ -83,7 +83,8 @@ def leaks(table: Table, findings: Findings) -> None:
             )
         if found:
             inside = "SELECT key FROM rows WHERE split = ? AND gone IS NULL"
-            table.db.execute(f"UPDATE rows SET gone = 'leaks' WHERE split = ? AND gone IS NULL AND key IN ({inside})", (other, one))
+            gone = table.db.execute(f"UPDATE rows SET gone = 'leaks' WHERE split = ? AND gone IS NULL AND key IN ({inside})", (other, one))
+            findings["leaks"].dropped += gone.rowcount - found  # the rows that only demonstrate a question go with its prompt
     findings.judge("leaks")
 
 
@@ -179,7 +180,7 @@ def near_duplicates(table: Table, findings: Findings, similarity: float, say: Ca
     if dropped:
         with table.writing() as db:
             query = "UPDATE rows SET gone = 'near_duplicates' WHERE gone IS NULL AND (key, split) = (SELECT key, split FROM rows WHERE n = ?)"
-            db.executemany(query, [(n,) for n in sorted(dropped)])
+            findings["near_duplicates"].dropped += db.executemany(query, [(n,) for n in sorted(dropped)]).rowcount - len(dropped)
 
 
 def _outcome(policy: str) -> str:

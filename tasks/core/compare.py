@@ -9,7 +9,13 @@ from tasks.core import expressions, units
 from tasks.core.numerals import cleaned, parse_quantity
 
 _LONGEST = 1000  # characters of an answer that is compared as anything but text
-_LEAD = re.compile(r"(?:so |thus |therefore |hence )?,? *(?:the )?(?:final |correct )?answer *(?:is|=|:) *:? *", re.IGNORECASE)
+_LEAD = re.compile(r"(?:so |thus |therefore |hence )?,? *(?:the )?(?:final |correct )?(?:answer|option|choice) *(?:is|=|:) *:? *", re.IGNORECASE)
+# Words that say what a number is: `The total cost is`, `Total:`; and those among them with which it would be another one.
+_NAMED = re.compile(r"(?:[^\W\d_][^\d\n!=:<>≤≥≠≈~]{0,80}?)??(?:\b(?:is|are|was|were|equals)\b|:) *:? *|= *", re.IGNORECASE)
+_ANOTHER = {
+    "twice", "double", "triple", "more", "less", "least", "most", "over", "under", "above", "below", "at", "than", "between", "square", "squared", "root",
+    "inverse", "reciprocal", "opposite", "negative", "absolute",
+}  # fmt: skip
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _WORD = re.compile(r"(yes|no|true|false)(?=$|[.,;:!\n]| -)(.*)", re.IGNORECASE | re.DOTALL)
 _CHOICE_GOLD = re.compile(r"\(([A-Ja-j])\)\.?|([A-Ja-df-hj])[.):]?|([EI])[.):]?")
@@ -107,8 +113,8 @@ def _stated(answer: str) -> str:
 def _number(answer: str, gold: tuple[Fraction, frozenset[str]]) -> bool:
     value, unit = gold
     found = parse_quantity(answer)
-    if found is None and (match := _LEAD.match(answer)):
-        found = parse_quantity(answer[match.end() :])
+    if found is None and (rest := _after_its_name(answer)):
+        found = parse_quantity(rest)
     if found is None or found.value != value:
         return False
     if unit:
@@ -117,8 +123,19 @@ def _number(answer: str, gold: tuple[Fraction, frozenset[str]]) -> bool:
     return found.unit != units.PERCENT or abs(value) >= 1 or value == 0
 
 
+def _after_its_name(answer: str) -> str | None:
+    """What stands behind the words that say what it is; None where there are none, and where they make it something else."""
+    answer = answer.strip(" *_")
+    match = _NAMED.match(answer)
+    if match is None or units.is_hedged(match[0]) or not _ANOTHER.isdisjoint(re.findall(r"\w+", match[0].casefold())):
+        return None
+    return answer[match.end() :]
+
+
 def _ratio(answer: str, gold: tuple[Fraction, ...]) -> bool:
-    plain = _stated(answer)
+    plain = cleaned(answer)
+    if not _RATIO.fullmatch(plain):
+        plain = cleaned(_after_its_name(answer) or "")
     return _RATIO.fullmatch(plain) is not None and _terms(plain) == gold
 
 

@@ -51,9 +51,12 @@ def records(file: Path, label: str) -> Iterator[Record]:
 def _by_role(path: str, names: list[str]) -> dict[str, list[str]]:
     """Names of files by role: train.jsonl, train-00000-of-00002.parquet, train/0.csv. Raises DataError where train or test is missing or comes in two forms."""
     found: dict[str, list[str]] = {}
+    kinds = "|".join(READERS)
+    if other := next((name for name in sorted(names) if re.fullmatch(rf"(?:val|valid|dev|eval)(?:-\d[^/]*|/.*)?\.(?i:{kinds})", name)), None):
+        raise DataError(f"data.path is {path} and has {other}, which is none of {', '.join(ROLES)} and would not be read: name it validation, or take it out")
     # Hidden files are a system's or an editor's own (._train.jsonl, train/.ipynb_checkpoints/rows.jsonl), and no data.
     for name in sorted(name for name in names if not any(part.startswith(".") for part in name.split("/"))):
-        role = re.fullmatch(rf"({'|'.join(ROLES)})(?:-\d[^/]*|/.*)?\.(?i:{'|'.join(READERS)})", name)
+        role = re.fullmatch(rf"({'|'.join(ROLES)})(?:-\d[^/]*|/.*)?\.(?i:{kinds})", name)
         if role:
             found.setdefault(role[1], []).append(name)
     missing = [f"{role}.jsonl" for role in ("train", "test") if role not in found]

@@ -39,6 +39,10 @@ _OVER = re.compile(rf" *(/) *({_NUMERAL})")
 _MIXED = re.compile(r"(?: and)? +([0-9]+) */ *([0-9]+)(?![0-9]|[.,'_/] ?[0-9])")
 _SCALE = re.compile(r" *(thousand|million|billion|trillion)\b", re.IGNORECASE)
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNKNOWN = re.compile(r"(?<![^\W\d_²³])[^\W\d_²³](?![^\W\d_²³])")
+_CALCULATES = re.compile(r"^[-−]|[0-9^²³√]|\\sqrt")
+_INDEX = re.compile(r"_ *(?:\w|\{ *\w+ *\})|(?<=[^\W\d_])[₀-₉]+")
+_CALL = re.compile(r"[^\W\d_]+\([^()]*\)")
 _MONEY_AFTER = re.compile(rf" *({units.SIGNS_ALONE})(?![0-9])")
 _PERCENT = re.compile(r" *(?:%|per ?cent\b)", re.IGNORECASE)
 
@@ -106,10 +110,16 @@ def parse_quantity(text: str, *, as_gold: bool = False) -> Quantity | None:
     return _quantity(plain, as_gold) if plain else None
 
 
+def _is_of_an_unknown(left: str) -> bool:
+    """Whether the left side of an equation calculates with a letter (`2x`, `-x`, `x + 5`): the other side is then not what the letter is."""
+    left = _INDEX.sub("", left)
+    return _UNKNOWN.search(left) is not None and not _CALL.fullmatch(left) and _CALCULATES.search(left) is not None
+
+
 def _right_side(text: str) -> str | None:
     """What `x = 5` says; None for two equations, for a comparison, and for a left side that is a number of its own and another one (`144/2 = 72` holds)."""
     left, _, right = (part.strip(" ") for part in text.partition("="))
-    if "=" in right or not left or left[-1] in "<>!~≈:" or units.is_hedged(left):
+    if "=" in right or not left or left[-1] in "<>!~≈:" or units.is_hedged(left) or _is_of_an_unknown(left):
         return None
     if own := _quantity(left, False):
         said = _quantity(right, False)

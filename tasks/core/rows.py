@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -50,8 +51,8 @@ class Row:
 
     @property
     def key(self) -> bytes:
-        """Digest of what was asked but for case and space."""
-        return xxhash.xxh3_128_digest(" ".join(self.asked.split()).casefold().encode())
+        """Digest of what was asked but for case, space, and how accents are encoded."""
+        return xxhash.xxh3_128_digest(" ".join(unicodedata.normalize("NFC", self.asked).split()).casefold().encode())
 
     def plain(self) -> dict[str, Any]:
         """As it is in grpo.jsonl and the held-out files."""

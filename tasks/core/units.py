@@ -23,6 +23,8 @@ _NOT_FIRST = {
     "and", "billion", "billions", "bn", "crore", "crores", "cubed", "factorial", "fold", "k", "lakh", "lakhs", "less", "mil", "million", "millions", "mn",
     "more", "over", "pi", "quadrillion", "quadrillions", "sqrt", "squared", "thousand", "thousands", "times", "to", "trillion", "trillions", "x",
 }  # fmt: skip
+# `72M` is 72 million; a metre is written small.
+_MILLIONS = ("M", "B", "K")
 _WORD = re.compile(r"[^\W\d_²³]+")
 _MOST_WORDS = 12
 
@@ -71,6 +73,8 @@ def is_label(text: str) -> bool:
     if not text:
         return True
     if not (text[0].isalpha() or text[0] in "°¢(/") or any(not (c.isalpha() or c in " .,;:'/()°¢²³-") for c in text):
+        return False
+    if text.startswith(_MILLIONS) and not text[1:2].isalpha():
         return False
     words = _WORD.findall(text.casefold())
     if not words:
