@@ -13,7 +13,7 @@ from configs.schema import DataSection, GRPOSection
 from tasks.core import data
 from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
-VERSION = 2
+VERSION = 3
 
 
 @task(name="data", task_run_name="data", **RETRIES)

@@ -16,7 +16,7 @@ from tasks.core.trainer import read_rows
 from tasks.sft import loading
 from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
-VERSION = 3
+VERSION = 4
 JUDGE_VERSION = 2
 
 

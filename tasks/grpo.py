@@ -8,7 +8,7 @@ from tasks.core import rewards
 from tasks.sft import loading
 from tasks.stage import RETRIES, Artifact, Run, Stage, run_stage
 
-VERSION = 2
+VERSION = 3
 
 
 @task(name="grpo", task_run_name="grpo", **RETRIES)
