@@ -27,17 +27,19 @@ def _shown(field: Any) -> str:
         return "required"
     if isinstance(field.default, dict) and field.default and all(isinstance(v, BaseModel) for v in field.default.values()):
         return ", ".join(f"`{k}`" for k in field.default)
-    return f"`{'none' if field.default is None else field.default}`"
+    return f"`{'null' if field.default is None else field.default}`"
 
 
 HEAD = """# Configuration
 
-Every field of a run, as `section.field`. Unknown fields are refused. Made from `configs/schema.py`.
+Every field of a run, as `section.field`. Unknown fields are refused; `null` is YAML's word for none, and relative paths start from
+the folder that you run in. Made from `configs/schema.py`.
 
 | field | default | |
 |---|---|---|
 """
 ENTRIES = """
+The default gates are `accuracy` above `sft` (rival), `kl` from 0.001 to 0.5, and `mean_reward` of at least 0; `accuracy: null` turns the first off.
 An entry of `gates` has `metric` and either `min` and `max`, or `rival: sft` or `rival: champion` with `margin` and `confidence`. An entry of
 `evaluation.sets` has one of `split`, `path` and `task`, and perhaps `max_samples` (docs/evaluation.md). An entry of
 `grpo.reward_config.components` has `type`, `weight` and the settings of its type: `target_length` and

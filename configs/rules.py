@@ -160,9 +160,10 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
     prefix, _, plain = metric.rpartition("/")
     # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
     if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
-        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {', '.join(METRICS)}, pass_at_<k>, maj_at_<k>, and those of a further set")
+        known = ", ".join((*METRICS, "pass_at_<k>", "maj_at_<k>", "rewards/<component>"))
+        raise ValueError(f"the gate on {metric!r} names no metric: the metrics are {known}, and those of a further set")
     if rival is not None and plain not in PER_PROMPT:
-        raise ValueError(f"the gate on {metric} has a rival, which needs a value for every prompt: {', '.join(PER_PROMPT)} have one")
+        raise ValueError(f"the gate on {metric} has a rival, which needs a value for every prompt, and {plain} has none: {', '.join(PER_PROMPT)} have one")
     if rival is not None and (least is not None or most is not None):
         raise ValueError(f"the gate on {metric} has a rival and a limit: make two gates of it")
     if rival is None and least is None and most is None:
@@ -175,10 +176,25 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
         raise ValueError(f"the gate on {metric} has confidence {confidence:g} and no rival, whose interval it is for: take it out, or name a rival")
 
 
-def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any) -> None:
-    """Raises ValueError for a gate on a set that is not in evaluation.sets, or on a metric that the set will not have."""
+def reward_names(grpo: Any) -> list[str]:
+    """Names of the components of GRPO's reward."""
+    terms = [component.type for component in grpo.reward_config.components] if grpo.reward_type == "combined" else [grpo.reward_type]
+    if grpo.reward_type in REWARD_USES and grpo.reward_type != "accuracy":
+        terms.insert(0, "accuracy")
+    return [term.rpartition(":")[2] for term in terms]
+
+
+def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any, grpo: Any) -> None:
+    """Raises ValueError for a gate on a set that is not in evaluation.sets, or on a metric or a reward's component that there will not be."""
     for gate in filter(None, gates.values()):
         name, slash, metric = gate.metric.rpartition("/")
+        if name == "rewards" or name.endswith("/rewards"):
+            if metric not in reward_names(grpo):
+                raise ValueError(f"the gate on {gate.metric} names no component of the reward: these are {', '.join(reward_names(grpo))}")
+            name = name.removesuffix("rewards").rstrip("/")
+            if not name:
+                continue
+            metric = "mean_reward"  # what a set has wherever it has components
         if slash and name not in evaluation.sets:
             raise ValueError(f"the gate on {gate.metric} names the set {name}, which evaluation.sets does not have: add it, or correct the name")
         if slash and evaluation.sets[name].task is not None:

@@ -73,7 +73,7 @@ class RunConfig(Section):
     grpo: GRPOSection = Field(GRPOSection(), description="Group relative policy optimization.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="How the models are measured.")
     gates: dict[str, Gate | None] = Field(
-        DEFAULT_GATES, description="Conditions of promotion by name, put over the default ones; none turns one off, all others must pass."
+        DEFAULT_GATES, description="Conditions of promotion by name, put over the default ones; null turns one off, all others must pass."
     )
     registry: RegistrySection = Field(RegistrySection(), description="The registered model.")
     storage: StorageSection = Field(StorageSection(), description="Where artifacts lie.")
@@ -97,7 +97,7 @@ class RunConfig(Section):
     def _across_sections(self):
         rules.batch_arithmetic(self.grpo, self.compute.num_processes)
         rules.save_alignment(self.grpo)
-        rules.gates_on_what_is_measured(self.gates, self.evaluation)
+        rules.gates_on_what_is_measured(self.gates, self.evaluation, self.grpo)
         if not any(self.gates.values()):
             raise ValueError("gates are all turned off and at least one must stand between a model and Staging: leave one on")
         return self

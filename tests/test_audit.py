@@ -108,5 +108,6 @@ def test_check_refuses_what_the_audit_refuses_and_prints_its_means(user_module):
         check(load("tiny", {**config, "grpo.reward_type": "my_rewards:score"}))
     (line,) = [line for line in check(load("tiny", config)) if line.startswith("reward: ")]
     assert line.startswith(
-        "reward: the gold demonstration is worth 1; an empty completion is worth 0; the prompt repeated is worth 0; another row's answer is worth 0; "
+        "reward: on average the gold demonstration is worth 1; an empty completion is worth 0; "
+        "the prompt repeated is worth 0; another row's answer is worth 0; "
     )

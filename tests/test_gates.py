@@ -140,6 +140,8 @@ def test_models_measured_on_different_prompts_are_not_compared():
         ({"gates": {"a": {"metric": "accuracy", "rival": "sft", "margin": 1}}}, "has margin 1, and two values differ by at most 1: no value can pass"),
         ({"gates": {"a": {"metric": "maj_at_1", "min": 1.5}}, "evaluation": {"samples": 1}}, "has min 1.5, and its values are at most 1"),
         ({"gates": {"a": {"metric": "hard/accuracy", "min": 2}}, "evaluation": {"sets": {"hard": {"split": "test"}}}}, "the gate on hard/accuracy has min 2"),
+        ({"gates": {"a": {"metric": "rewards/near", "min": 0.2}}}, "the gate on rewards/near names no component of the reward: these are accuracy"),
+        ({"gates": {"a": {"metric": "hard/acuracy", "rival": "sft"}}}, "needs a value for every prompt, and acuracy has none"),
         ({"gates": {"a": {"metric": "accuracy", "min": 0.2, "margin": 0.1}}}, "has margin 0.1 and no rival, whose difference it is for"),
         ({"evaluation": {"sets": {"a": {}}}}, "has neither split, path nor task and needs exactly one"),
         ({"evaluation": {"sets": {"a": {"split": "test", "path": "x"}}}}, "has split and path and needs exactly one"),
@@ -156,3 +158,14 @@ def test_gates_on_further_sets_and_on_samples_are_taken():
     sets = {"hard": {"path": "hard.jsonl"}, "arc": {"task": "arc_easy"}}
     gates = {"a": {"metric": "hard/accuracy", "rival": "sft"}, "b": {"metric": "arc/acc", "min": 0.2}, "c": {"metric": "hard/pass_at_4", "min": 0.1}}
     assert load({"gates": gates, "evaluation": {"samples": 4, "k": [4], "sets": sets}}).gates.keys() == {"accuracy", "kl", "reward", "a", "b", "c"}
+
+
+def test_a_gate_may_be_on_a_component_of_the_reward():
+    terms = [{"type": "accuracy"}, {"type": "format", "weight": 0.2}]
+    grpo = {"reward_type": "combined", "reward_config": {"components": terms}}
+    found = load({"grpo": grpo, "evaluation": {"sets": {"seen": {"split": "validation"}}}, "gates": {
+        "format": {"metric": "rewards/format", "min": 0.9}, "seen": {"metric": "seen/rewards/format", "min": 0.9},
+    }})  # fmt: skip
+    candidate = Evaluation(metrics={"rewards/format": 0.95, "seen/rewards/format": 0.85})
+    gates = {name: found.gates[name] for name in ("format", "seen")}
+    assert [gate.outcome for gate in judge(candidate, {}, gates).gates] == ["pass", "fail"]

@@ -109,6 +109,13 @@ def test_hidden_files_are_no_data_and_an_ending_may_be_in_capitals(tmp_path):
     assert [row["question"] for row in files["test"]] == [row["question"] for row in ROWS[10:12]]
 
 
+def test_a_category_column_that_was_named_must_be_there(tmp_path):
+    path = write_json(tmp_path / "all.jsonl", ROWS)
+    message = r"^all.jsonl line 1 has no column topik \(data.category_column\), it has .*: add the column or change .*, or set data.checks.missing to drop$"
+    with pytest.raises(DataError, match=message):
+        data.prepare(DataSection(path=str(path), category_column="topik"), 1, tmp_path / "out")
+
+
 def test_a_split_of_another_name_is_refused_rather_than_passed_over(tmp_path):
     for name in ("train", "test", "dev"):
         write_json(tmp_path / f"d/{name}.jsonl", ROWS[:5])
@@ -226,13 +233,13 @@ def test_a_further_column_of_two_types(tmp_path):
     ("section", "column"),
     [
         ({}, r"category \(data.category_column\)"),
-        ({"category_column": "none", "columns": ["tags"]}, r"tags \(data.columns\)"),
-        ({"category_column": "none", "prompt_template": "{{ question }} {{ tags[0] }}"}, r"of those in the template \(data.prompt_template\)"),
+        ({"category_column": "topic", "columns": ["tags"]}, r"tags \(data.columns\)"),
+        ({"category_column": "topic", "prompt_template": "{{ question }} {{ tags[0] }}"}, r"of those in the template \(data.prompt_template\)"),
     ],
 )
 def test_half_a_surrogate_pair_is_found_in_every_column_that_is_used(tmp_path, section, column):
-    record = {"question": "1 + 1?", "answer": "#### 2", "category": "\ud800", "tags": ["\ud800"]}
-    path = write_json(tmp_path / "all.jsonl", [record, *({**row, "tags": ["a"], "category": "b"} for row in ROWS)])
+    record = {"question": "1 + 1?", "answer": "#### 2", "category": "\ud800", "topic": "a", "tags": ["\ud800"]}
+    path = write_json(tmp_path / "all.jsonl", [record, *({**row, "tags": ["a"], "category": "b", "topic": "b"} for row in ROWS)])
     with pytest.raises(DataError, match=f"^all.jsonl line 1 has half a surrogate pair in column {column}, which is no text"):
         prepared(tmp_path / "1", path=str(path), **section)
     prepared(tmp_path / "2", path=str(path), checks={"unreadable": "drop"}, **section)

@@ -87,7 +87,7 @@ def audit(reward: Reward, given: list[Sample]) -> dict[str, float]:
 
 def sentence(means: dict[str, float]) -> str:
     """The audit's means in words."""
-    return "; ".join(f"{kind} is worth {mean:.3g}" for kind, mean in means.items())
+    return "on average " + "; ".join(f"{kind} is worth {mean:.3g}" for kind, mean in means.items())
 
 
 def _probes(given: list[Sample], i: int) -> dict[str, str]:

@@ -125,7 +125,10 @@ def _look_here_too() -> None:
 
 def _not_importable(spec: str, error: BaseException) -> ConfigError:
     why = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"the reward {spec} cannot be imported ({why}): correct {spec.partition(':')[0]} or install it where Ratchet runs")
+    return ConfigError(
+        f"the reward {spec} cannot be imported ({why}): correct {spec.partition(':')[0]}, "
+        f"run in the folder that holds it (this one is {Path.cwd()}), or install it where Ratchet runs"
+    )
 
 
 def _imported(spec: str) -> Callable:

@@ -110,7 +110,8 @@ def _rows(source: sources.Source, reader: Reader, findings: Findings, say: Calla
             row = reader.row(id_, where, record)
         except Unusable as error:
             if findings[error.check].policy == "fail":
-                raise DataError(str(error)) from error
+                droppable = f", or set data.checks.{error.check} to drop" if error.check in ("missing", "unreadable") else ""
+                raise DataError(f"{error}{droppable}") from error
             findings.note(error.check, error.where, error.why, "dropped")
             continue
         kept += 1

@@ -36,7 +36,9 @@ def local_files(path: str) -> Iterator[Files]:
         names = [p.relative_to(local).as_posix() for p in local.rglob("*") if p.is_file()]
         found = {role: [(local / name, name) for name in inside] for role, inside in _by_role(path, names).items()}
     else:
-        raise DataError(f"data.path is {path} and does not exist: name a .jsonl, .parquet or .csv file, or a folder with train and test files")
+        raise DataError(
+            f"data.path is {path} and does not exist (seen from {Path.cwd()}): name a .jsonl, .parquet or .csv file, or a folder with train and test files"
+        )
     for file, label in (f for files in found.values() for f in files):
         if not os.access(file, os.R_OK):
             raise DataError(f"data.path is {path} and {label} may not be read: change its permissions")

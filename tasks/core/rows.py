@@ -133,6 +133,8 @@ class Reader:
         """The category, as text, and the further columns, each of one type in all rows."""
         s, found = self.section, {}
         category = record.get(s.category_column)
+        if s.category_column != DataSection().category_column:  # one that was named must be there
+            category = _value(record, "category_column", s.category_column, where)
         if category is not None and not isinstance(category, str | int):
             why = f"has {type(category).__name__} in column {s.category_column} (data.category_column) and must have text"
             raise Unusable("unreadable", where, f"{why}: put it in quotes, or name another column")

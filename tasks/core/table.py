@@ -17,7 +17,7 @@ SECTIONS = {
     "disagreement": "Reward and answer disagree",
     "truncated": "Truncated: GRPO's completion was cut off",
     "longest": "Longest of GRPO's completions",
-    "same": "The same as before",
+    "same": "Right or wrong as before",
 }
 SHOWN = 5
 MOST_CHARACTERS = 1500
