@@ -93,7 +93,7 @@ def test_two_processes_train_one_model(tmp_path):
     sections = {"section": section.model_dump(mode="json"), "model": tiny.MODEL.model_dump(mode="json"), "compute": compute.model_dump(), "seed": 1}
     inputs = {"inputs": {"data": str(data), "base": str(base)}}
     events = []
-    assert run_child({"stage": "sft", **sections, **inputs}, tmp_path / "w", events.append, processes=2)["steps"] == 2
+    assert run_child({"stage": "sft", "grpo": {}, **sections, **inputs}, tmp_path / "w", events.append, processes=2)["steps"] == 2
     # 24 demonstrations, 2 for each of 2 processes a step: after 2 steps a third of an epoch, with one process it would be a sixth.
     assert [(event["step"], round(event["epoch"], 3)) for event in events if event["event"] == "log"] == [(1, 0.167), (2, 0.333)]
     assert (tmp_path / "w/out/model/model.safetensors").exists()
