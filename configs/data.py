@@ -60,7 +60,7 @@ class Checks(Section):
     disagreements: Policy | Literal["auto"] = Field(
         "auto", description="Demonstrations that state another answer than gold: drop the demonstration, warn or fail; auto warns for `arithmetic`, else drops."
     )
-    long_prompts: Policy = Field("fail", description="Prompts that leave the model no room for a completion, found before SFT: drop, warn or fail.")
+    long_prompts: Policy = Field("fail", description="Prompts that leave the model no room for a completion: drop, warn or fail (before SFT).")
 
     @model_validator(mode="after")
     def _honoured(self):

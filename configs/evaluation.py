@@ -46,7 +46,7 @@ class EvaluationSection(Section):
     def _k_can_be_drawn(self):
         if self.samples and max(self.k) > self.samples:
             raise ValueError(f"evaluation.k has {max(self.k)} and evaluation.samples is {self.samples}: raise samples, or lower k")
-        if not self.samples and (self.k != [1] or self.sample_temperature != 0.8):
+        if not self.samples and self.changed("k", "sample_temperature"):
             raise ValueError("evaluation.k and evaluation.sample_temperature are for samples, and evaluation.samples is 0: set it, or take them out")
         if twice := next((k for k in self.k if self.k.count(k) > 1), None):
             # Every prompt would count twice, and its interval be too narrow.
@@ -68,7 +68,7 @@ class Gate(Section):
 
     @model_validator(mode="after")
     def _one_condition(self):
-        rules.gate(self.metric, self.min, self.max, self.rival, self.margin, self.confidence)
+        rules.gate(self.metric, self.min, self.max, self.rival, self.changed("margin", "confidence"))
         return self
 
 

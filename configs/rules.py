@@ -118,9 +118,8 @@ def reward_type(field: str, value: str, known: tuple[str, ...]) -> None:
 def reward_settings(field: str, kind: str, settings: Any, also: tuple[str, ...]) -> None:
     """Raises ValueError for a setting that differs from its default and that this kind of reward does not use."""
     used = (*also, *REWARD_USES.get(kind, ()))
-    for name, info in type(settings).model_fields.items():
-        if name not in used and getattr(settings, name) != info.default:
-            raise ValueError(f"{field}.{name} is set and reward type {kind} does not use it: take it out, or choose a type that does")
+    for name in settings.changed(*(name for name in type(settings).model_fields if name not in used)):
+        raise ValueError(f"{field}.{name} is set and reward type {kind} does not use it: take it out, or choose a type that does")
 
 
 def rewards_of_the_right(reward_type: str, settings: Any) -> None:
@@ -155,8 +154,8 @@ def _swing(name: str, term: Any) -> float:
     return 1.0
 
 
-def gate(metric: str, least: float | None, most: float | None, rival: str | None, margin: float, confidence: float) -> None:
-    """Raises ValueError for a gate without a condition, with both kinds, with crossed limits, or with a margin or confidence that would be ignored."""
+def gate(metric: str, least: float | None, most: float | None, rival: str | None, for_rival: dict[str, float]) -> None:
+    """Raises ValueError for a gate without a condition, with both kinds, with crossed limits, or with what is for a rival (margin, confidence) and none."""
     prefix, _, plain = metric.rpartition("/")
     # What a further set measures is known with all of the configuration: gates_on_what_is_measured.
     if not prefix and metric not in METRICS and not SAMPLED.fullmatch(metric):
@@ -170,10 +169,9 @@ def gate(metric: str, least: float | None, most: float | None, rival: str | None
         raise ValueError(f"the gate on {metric} has no min, max or rival: give one, or take the gate out")
     if least is not None and most is not None and least > most:
         raise ValueError(f"the gate on {metric} has min {least:g} above max {most:g}: no value can pass")
-    if rival is None and margin:
-        raise ValueError(f"the gate on {metric} has margin {margin:g} and no rival, whose difference it is for: take it out, or name a rival")
-    if rival is None and confidence != 0.95:
-        raise ValueError(f"the gate on {metric} has confidence {confidence:g} and no rival, whose interval it is for: take it out, or name a rival")
+    for name, value in for_rival.items() if rival is None else ():
+        what = {"margin": "difference", "confidence": "interval"}[name]
+        raise ValueError(f"the gate on {metric} has {name} {value:g} and no rival, whose {what} it is for: take it out, or name a rival")
 
 
 def reward_names(grpo: Any) -> list[str]:
@@ -187,21 +185,23 @@ def reward_names(grpo: Any) -> list[str]:
 def gates_on_what_is_measured(gates: dict[str, Any], evaluation: Any, grpo: Any) -> None:
     """Raises ValueError for a gate on a set that is not in evaluation.sets, or on a metric or a reward's component that there will not be."""
     for gate in filter(None, gates.values()):
-        name, slash, metric = gate.metric.rpartition("/")
-        if name == "rewards" or name.endswith("/rewards"):
+        name, _, metric = gate.metric.rpartition("/")
+        if is_component := name.rpartition("/")[2] == "rewards":
+            name = name.removesuffix("rewards").rstrip("/")
+        if name and name not in evaluation.sets:
+            raise ValueError(f"the gate on {gate.metric} names the set {name}, which evaluation.sets does not have: add it, or correct the name")
+        is_task = name != "" and evaluation.sets[name].task is not None
+        if is_component:
             if metric not in reward_names(grpo):
                 raise ValueError(f"the gate on {gate.metric} names no component of the reward: these are {', '.join(reward_names(grpo))}")
-            name = name.removesuffix("rewards").rstrip("/")
-            if not name:
-                continue
-            metric = "mean_reward"  # what a set has wherever it has components
-        if slash and name not in evaluation.sets:
-            raise ValueError(f"the gate on {gate.metric} names the set {name}, which evaluation.sets does not have: add it, or correct the name")
-        if slash and evaluation.sets[name].task is not None:
+            if is_task:
+                raise ValueError(f"the gate on {gate.metric} is on a component of the reward, and a harness's task has none: name a metric of the task")
+            continue
+        if is_task:
             if gate.rival is not None:
                 raise ValueError(f"the gate on {gate.metric} has a rival, which needs a value for every prompt: a harness's task has none, give a min or max")
             continue
-        if slash and metric not in PER_PROMPT and not SAMPLED.fullmatch(metric):
+        if name and metric not in PER_PROMPT and not SAMPLED.fullmatch(metric):
             raise ValueError(f"the gate on {gate.metric} names no metric of a set: these are {', '.join(PER_PROMPT)}, pass_at_<k> and maj_at_<k>")
         if (sampled := SAMPLED.fullmatch(metric)) and (not evaluation.samples or int(sampled[1]) not in evaluation.k):
             raise ValueError(f"the gate on {gate.metric} needs evaluation.samples of at least {sampled[1]}, and {sampled[1]} in evaluation.k: set both")

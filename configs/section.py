@@ -23,3 +23,7 @@ class Section(BaseModel):
         values = {n: getattr(self, n) for n in type(self).model_fields if n not in ignored}
         plain = self.model_dump(mode="json", exclude=ignored)
         return {n: v.key() if isinstance(v, Section) else plain[n] for n, v in values.items()}
+
+    def changed(self, *names: str) -> dict[str, Any]:
+        """Those of the fields that are not at their default, with their values."""
+        return {n: getattr(self, n) for n in names if getattr(self, n) != type(self).model_fields[n].default}

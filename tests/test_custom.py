@@ -18,6 +18,11 @@ def test_a_function_of_the_users_gets_the_columns_it_names(user_module):
     assert scores == [{"total": 1.0, "shorter": 1.0}, {"total": 0.0, "shorter": None}]
 
 
+def test_a_function_with_two_names_is_known_by_the_one_it_was_asked_for(user_module):
+    user_module("def score(completions):\n    return [1.0] * len(completions)\nagain = score\n")
+    assert rewards.build("my_rewards:again", RewardConfig()).weights == {"again": 1.0}
+
+
 def test_a_function_of_the_users_in_a_combined_reward(user_module):
     user_module("def polite(prompts, completions, **columns):\n    return [float('please' in p) for p in prompts]\n")
     config = RewardConfig(components=[RewardComponent(type="accuracy"), RewardComponent(type="my_rewards:polite", weight=2)])

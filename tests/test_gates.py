@@ -141,6 +141,10 @@ def test_models_measured_on_different_prompts_are_not_compared():
         ({"gates": {"a": {"metric": "maj_at_1", "min": 1.5}}, "evaluation": {"samples": 1}}, "has min 1.5, and its values are at most 1"),
         ({"gates": {"a": {"metric": "hard/accuracy", "min": 2}}, "evaluation": {"sets": {"hard": {"split": "test"}}}}, "the gate on hard/accuracy has min 2"),
         ({"gates": {"a": {"metric": "rewards/near", "min": 0.2}}}, "the gate on rewards/near names no component of the reward: these are accuracy"),
+        (
+            {"gates": {"a": {"metric": "arc/rewards/accuracy", "min": 0.2}}, "evaluation": {"sets": {"arc": {"task": "arc_easy"}}}},
+            "is on a component of the reward, and a harness's task has none",
+        ),
         ({"gates": {"a": {"metric": "hard/acuracy", "rival": "sft"}}}, "needs a value for every prompt, and acuracy has none"),
         ({"gates": {"a": {"metric": "accuracy", "min": 0.2, "margin": 0.1}}}, "has margin 0.1 and no rival, whose difference it is for"),
         ({"evaluation": {"sets": {"a": {}}}}, "has neither split, path nor task and needs exactly one"),

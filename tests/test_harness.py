@@ -52,6 +52,12 @@ def test_another_content_of_a_tasks_files_is_another_digest(task, part):
     assert sets.digests({"sums": EvaluationSet(task=str(task))}) != before
 
 
+def test_a_file_that_is_no_task_is_one_sentence(task):
+    (task.parent / "broken.yaml").write_text("task: [")
+    with pytest.raises(ConfigError, match=r"does not know as broken: the file must be YAML and say `task: broken`$"):
+        harness.find(str(task.parent / "broken.yaml"))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

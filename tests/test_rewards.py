@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from configs import rules
 from configs.errors import ConfigError
 from configs.loading import load
-from configs.schema import RewardComponent, RewardConfig
+from configs.schema import GRPOSection, RewardComponent, RewardConfig
 from tasks.core import rewards
 
 # The worked example of the text: one question, four answers.
@@ -82,6 +83,8 @@ def test_weights_of_the_simple_types(reward_type, weights):
     reward = rewards.build(reward_type, RewardConfig(weight=0.25))
     assert reward.weights == weights
     assert [f.__name__ for f in reward.functions] == list(weights)
+    # What gates may name, without the functions at hand.
+    assert rules.reward_names(GRPOSection(reward_type=reward_type)) == list(weights)
 
 
 def test_the_combined_reward_of_the_text():

@@ -58,7 +58,7 @@ def run(stage, inputs, out, context=None, seed=1, **changed):
     data, base = inputs
     common = dict(model=tiny.MODEL, compute=tiny.CPU, seed=seed, data=data, out=out, context=context or tiny.context())
     if stage == "sft":
-        sft.train(section(stage, **changed), base=base, **common)
+        sft.train(section(stage, **changed), base=base, grpo=section("grpo"), **common)
     else:
         grpo.train(section(stage, **changed), sft=base, **common)
     return out

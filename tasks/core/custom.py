@@ -1,6 +1,7 @@
 """Reward functions of the user's, `package.module:function`: found, part of the stage key, imported, and checked at every call."""
 
 import asyncio
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -74,7 +75,8 @@ def function(spec: str) -> Callable[..., list[float | None]]:
             raise StageFailed(f"the reward {spec} raised {type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})") from error
         return _checked(spec, values, len(completions), columns.get("id"))
 
-    reward.__name__ = inner.__name__
+    # By the name it was asked for, which is the metric's: one function may have two.
+    reward.__name__ = spec.partition(":")[2]
     return reward
 
 
@@ -89,17 +91,8 @@ def _awaited(coroutine: Coroutine) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A list with the lists and mappings in it anew; anything else (TRL's trainer state, say) as it is."""
-    if not isinstance(value, list):
-        return value
-    return [list(item) if isinstance(item, list) and not any(isinstance(i, list | dict) for i in item) else _anew(item) for item in value]
-
-
-def _anew(value: Any) -> Any:
-    """A value of JSON's, copied to its depth."""
-    if isinstance(value, dict):
-        return {name: _anew(item) for name, item in value.items()}
-    return [_anew(item) for item in value] if isinstance(value, list) else value
+    """A list with all that is in it anew; anything else (TRL's trainer state, say) as it is."""
+    return copy.deepcopy(value) if isinstance(value, list) else value
 
 
 def _origin(spec: str) -> tuple[Path, Path]:
@@ -146,7 +139,7 @@ def _imported(spec: str) -> Callable:
         raise ConfigError(f"the reward {spec} is {type(found).__name__} and must be a function: {remedy}")
     if not found.__name__.isidentifier():
         raise ConfigError(f"the reward {spec} is a lambda, whose name {found.__name__} is none that a metric could have: {remedy}")
-    if found.__name__ == "total":
+    if name == "total":
         raise ConfigError(f"the reward {spec} is named total, which is the name of the weighted sum of all rewards: give the function another name")
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
         raise ConfigError(f"the reward {spec} yields its values and must return them in a list: {remedy}")

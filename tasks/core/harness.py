@@ -43,7 +43,8 @@ def find(task: str) -> tuple[str, Any]:
     name = Path(task).stem if _is_file(task) else task
     manager = _manager(str(Path(task).parent) if _is_file(task) else None)
     if name not in manager.all_tasks:
-        raise ConfigError(f"evaluation.sets has the task {task}, which lm-evaluation-harness does not know as {name}: see `lm_eval ls tasks`")
+        remedy = f"the file must be YAML and say `task: {name}`" if _is_file(task) else "see `lm_eval ls tasks`"
+        raise ConfigError(f"evaluation.sets has the task {task}, which lm-evaluation-harness does not know as {name}: {remedy}")
     return name, manager
 
 

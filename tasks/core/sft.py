@@ -20,7 +20,7 @@ def train(
     data: Path,
     out: Path,
     context: Context,
-    grpo: GRPOSection | None = None,
+    grpo: GRPOSection,
 ) -> dict[str, Any]:
     """Fine-tunes the base model and writes the `sft` artifact to `out`.
 
@@ -30,8 +30,7 @@ def train(
     started = time.monotonic()
     source, work = models.locate(model, base), out.with_name(f"{out.name}.training")
     sft = build(section, model, compute, seed, source, data, work, context)
-    if grpo is not None:
-        room.look_ahead(grpo, seed, sft.processing_class, model, sft.model, data)
+    room.look_ahead(grpo, seed, sft.processing_class, model, sft.model, data)
     history = loop.run(sft, context, work)
     trainer.save(sft, history, source, model, out)
     trainer.clear(sft, work)
