@@ -19,7 +19,7 @@ test: install
 ROUNDS ?= 30
 SEED ?= 1
 chaos: install
-	$(BIN)/python tests/chaos.py $(ROUNDS) $(SEED)
+	$(BIN)/python tests/support/chaos.py $(ROUNDS) $(SEED)
 
 install: .venv/installed
 

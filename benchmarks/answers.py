@@ -7,7 +7,7 @@ import sys
 import time
 
 from configs.schema import RewardComponent, RewardConfig
-from tasks.core import rewards
+from tasks.core.scoring import rewards
 
 GOLDS = ["72", "1234.5", "-3/4", "50%", "$18.50", "5 km", "3:4", "yes", "B", "\\text{Evelyn}", "blue whale"]
 EXPRESSIONS = ["\\sqrt{2}", "x^2 + 2x + 1", "(1, 2)"]
@@ -31,7 +31,10 @@ def completion(rng: random.Random) -> str:
     if rng.random() < 0.002:
         text *= rng.randrange(1, 500)
     if rng.random() < 0.05:
-        text += "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000)))) for _ in range(rng.randrange(20)))
+        text += "".join(
+            chr(rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000))))
+            for _ in range(rng.randrange(20))
+        )
     return rng.choice(("Final Answer: ", "Final Answer: ", "\\boxed{", "#### ", "")) + text
 
 
@@ -47,7 +50,12 @@ def fuzz(count: int, seed: int) -> int:
         start = time.perf_counter()
         try:
             row = reward.score([text], [gold], [len(text)])[0]
-            valid = row["accuracy"] in (0.0, 1.0) and row["format"] in (0.0, 1.0) and 0 <= row["step"] <= 0.5 and -1 <= row["length_penalty"] <= 0
+            valid = (
+                row["accuracy"] in (0.0, 1.0)
+                and row["format"] in (0.0, 1.0)
+                and 0 <= row["step"] <= 0.5
+                and -1 <= row["length_penalty"] <= 0
+            )
         except Exception as error:  # what this command looks for
             valid = False
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -59,7 +67,9 @@ def fuzz(count: int, seed: int) -> int:
         slowest = max(slowest, (time.perf_counter() - start, f"gold {gold!r}, completion {text[:80]!r}"))
         if (number + 1) % 100_000 == 0:
             print(f"{number + 1:,} scored, {failures} failures, {time.monotonic() - began:.0f} s", file=sys.stderr)
-    print(f"{count:,} completions scored in {time.monotonic() - began:.0f} s: {failures} failures, {right:,} right; slowest {slowest[0]:.2f} s ({slowest[1]})")
+    print(
+        f"{count:,} completions scored in {time.monotonic() - began:.0f} s: {failures} failures, {right:,} right; slowest {slowest[0]:.2f} s ({slowest[1]})"
+    )
     return 1 if failures else 0
 
 
@@ -72,12 +82,17 @@ def plain(count: int, seed: int) -> float:
     for _ in range(count):
         gold = rng.randrange(10**6)
         written = rng.choice((str(gold), f"{gold:,}", f"${gold:,}.00", f"{gold} clips", str(gold + 1)))
-        text, golds = f"Natalia sold 48/2 = 24 clips in May.\n48+24 = 72 clips altogether.\nFinal Answer: {written}", [str(gold)]
+        text, golds = (
+            f"Natalia sold 48/2 = 24 clips in May.\n48+24 = 72 clips altogether.\nFinal Answer: {written}",
+            [str(gold)],
+        )
         start = time.perf_counter()
         accuracy([""], [text], gold=golds)
         times.append((time.perf_counter() - start) * 1e6)
     times.sort()
-    print(f"plain numbers: median {statistics.median(times):.1f} microseconds, 99th percentile {times[int(0.99 * count)]:.1f} (of {count:,})")
+    print(
+        f"plain numbers: median {statistics.median(times):.1f} microseconds, 99th percentile {times[int(0.99 * count)]:.1f} (of {count:,})"
+    )
     return statistics.median(times)
 
 

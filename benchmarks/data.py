@@ -14,8 +14,50 @@ import threading
 import time
 from pathlib import Path
 
-WORDS = "apples pears boxes shelves market garden teacher window paper river bottle morning friend sister brother uncle ticket basket".split(" ")  # noqa: SIM905
-WORDS += "buys sells counts paints reads walks plants fixes shares every other second third large small yellow green wooden old new heavy slowly".split(" ")  # noqa: SIM905
+WORDS = [
+    "apples",
+    "pears",
+    "boxes",
+    "shelves",
+    "market",
+    "garden",
+    "teacher",
+    "window",
+    "paper",
+    "river",
+    "bottle",
+    "morning",
+    "friend",
+    "sister",
+    "brother",
+    "uncle",
+    "ticket",
+    "basket",
+]
+WORDS += [
+    "buys",
+    "sells",
+    "counts",
+    "paints",
+    "reads",
+    "walks",
+    "plants",
+    "fixes",
+    "shares",
+    "every",
+    "other",
+    "second",
+    "third",
+    "large",
+    "small",
+    "yellow",
+    "green",
+    "wooden",
+    "old",
+    "new",
+    "heavy",
+    "slowly",
+]
 LIMIT_MIB = 32  # by which the peaks of different sizes may differ
 
 
@@ -32,7 +74,11 @@ def rows(count: int, seed: int = 7):
             question = before.replace("How many are there", "How many of them are there")
         before = question
         numbers = [int(w.rstrip(".")) for w in question.split() if w.rstrip(".").isdigit()]
-        yield {"question": question, "answer": f"We add {numbers[0]} and {numbers[1]}.\n#### {sum(numbers)}", "category": WORDS[number % 5]}
+        yield {
+            "question": question,
+            "answer": f"We add {numbers[0]} and {numbers[1]}.\n#### {sum(numbers)}",
+            "category": WORDS[number % 5],
+        }
 
 
 def write(folder: Path, count: int, form: str) -> Path:
@@ -62,9 +108,9 @@ def measure(file: Path, warm: Path, out: Path) -> dict:
     import psutil
 
     from configs.schema import DataSection
-    from tasks.core import card, data
+    from tasks.core.data import card, prepare
 
-    data.prepare(DataSection(path=str(warm)), 1, out / "warm")
+    prepare.prepare(DataSection(path=str(warm)), 1, out / "warm")
     process, peak, done = psutil.Process(), [0], threading.Event()
     before = process.memory_info().rss
 
@@ -76,7 +122,7 @@ def measure(file: Path, warm: Path, out: Path) -> dict:
     watcher.start()
     began, cpu = time.monotonic(), time.process_time()
     try:
-        report = data.prepare(DataSection(path=str(file), test_size=1000), 1, out / "data")
+        report = prepare.prepare(DataSection(path=str(file), test_size=1000), 1, out / "data")
     finally:
         done.set()
         watcher.join()
@@ -106,7 +152,9 @@ def main() -> int:
             (root / "warm").mkdir()
             file, warm = write(root, size, options.format), write(root / "warm", 3000, options.format)
             command = [sys.executable, __file__, "0", "--child", str(file), str(warm), str(root)]
-            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout)
+            found = json.loads(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            )
             report, mib = found["report"], file.stat().st_size / 2**20
             peaks.append(found["over_mib"])
             print(

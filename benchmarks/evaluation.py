@@ -1,6 +1,6 @@
 """Throughput of evaluation against one prompt at a time, with equal greedy tokens: `python benchmarks/evaluation.py MODEL GSM8K_JSONL`.
 
-All prompts go through `tasks.core.generate`; a subset, spread over the lengths, through transformers' `generate` one by one, in turns with batches of ours,
+All prompts go through `tasks.core.evaluation.generate`; a subset, spread over the lengths, through transformers' `generate` one by one, in turns with batches of ours,
 and its time is scaled to all prompts by the tokens produced. Exit code 1 where a token differs or the ratio is below --least.
 """
 
@@ -12,8 +12,9 @@ import time
 from typing import Any
 
 from configs.schema import ComputeSection, ModelSection
-from tasks.core import models
-from tasks.core.generate import Counts, generate, until_stop
+from tasks.core.evaluation.generate import Counts, generate, until_stop
+from tasks.core.model import loading
+from tasks.core.model.prompts import render_prompt
 
 
 def main() -> int:
@@ -33,12 +34,14 @@ def main() -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
     section = ModelSection(name=given.model)
-    tokenizer = models.load_tokenizer(given.model, section)
-    model = models.load_policy(given.model, section, ComputeSection(device="auto"), for_training=False)
+    tokenizer = loading.load_tokenizer(given.model, section)
+    model = loading.load_policy(given.model, section, ComputeSection(device="auto"), for_training=False)
     with open(given.questions, encoding="utf-8") as file:
         questions = [json.loads(line)["question"] for line in file][: given.prompts]
-    prompts = tokenizer([models.render_prompt(tokenizer, [{"role": "user", "content": q}], {}) for q in questions])["input_ids"]
-    stops, pad = models.eos_ids(model, tokenizer), tokenizer.pad_token_id
+    prompts = tokenizer([render_prompt(tokenizer, [{"role": "user", "content": q}], {}) for q in questions])[
+        "input_ids"
+    ]
+    stops, pad = loading.eos_ids(model, tokenizer), tokenizer.pad_token_id
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     chosen = by_length[:: max(1, len(prompts) // given.alone)][: given.alone]
     one_by_one(model, prompts[:1], stops, pad, 4)  # what only the first call pays
@@ -50,9 +53,13 @@ def main() -> int:
     for number, batch in enumerate(batches):
         with timed(clock, "theirs"):
             subset = chosen[number * share : (number + 1) * share]
-            theirs |= dict(zip(subset, one_by_one(model, [prompts[i] for i in subset], stops, pad, given.tokens), strict=True))
+            theirs |= dict(
+                zip(subset, one_by_one(model, [prompts[i] for i in subset], stops, pad, given.tokens), strict=True)
+            )
         with timed(clock, "ours"):
-            found = generate(model, [prompts[i] for i in batch], stops, pad, given.tokens, given.batch_size, counts=counts)
+            found = generate(
+                model, [prompts[i] for i in batch], stops, pad, given.tokens, given.batch_size, counts=counts
+            )
         ours |= dict(zip(batch, found, strict=True))
         print(
             f"{len(ours)} of {len(prompts)} prompts, {clock['ours']:.0f} s in batches; {len(theirs)} alone, {clock['theirs']:.0f} s",
@@ -62,12 +69,18 @@ def main() -> int:
     tokens = sum(map(len, ours.values()))
     scale = len(prompts) / len(theirs)
     differing = [i for i in theirs if theirs[i] != ours[i]]
-    print(f"{len(prompts)} prompts of {statistics.mean(map(len, prompts)):.0f} tokens on average, {tokens} tokens produced, {torch.get_num_threads()} threads")
+    print(
+        f"{len(prompts)} prompts of {statistics.mean(map(len, prompts)):.0f} tokens on average, {tokens} tokens produced, {torch.get_num_threads()} threads"
+    )
     for kind in ("", " cpu"):
         what = "seconds of processor time" if kind else "seconds"
         one, other = clock["theirs" + kind] * scale, clock["ours" + kind]
-        print(f"{what}: one at a time {one:.0f} ({scale:g} x those measured), in batches {other:.0f}: {one / other:.2f} times")
-    print(f"{len(differing)} of {len(theirs)} completions differ; {counts.alone} of {len(prompts)} were close calls and were done once more, alone")
+        print(
+            f"{what}: one at a time {one:.0f} ({scale:g} x those measured), in batches {other:.0f}: {one / other:.2f} times"
+        )
+    print(
+        f"{len(differing)} of {len(theirs)} completions differ; {counts.alone} of {len(prompts)} were close calls and were done once more, alone"
+    )
     return 1 if differing or clock["theirs"] * scale / clock["ours"] < given.least else 0
 
 

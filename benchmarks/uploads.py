@@ -17,8 +17,8 @@ from pathlib import Path
 import boto3
 from botocore.config import Config
 
-from tasks.core.checkpoints import Checkpoints
-from tasks.core.store import open_store
+from tasks.core.storage.checkpoints import Checkpoints
+from tasks.core.storage.store import open_store
 
 
 def main(mebibytes: int = 256, repetitions: int = 9) -> None:
@@ -32,13 +32,16 @@ def main(mebibytes: int = 256, repetitions: int = 9) -> None:
             file = Path(folder) / f"checkpoint-{n}" / "optimizer.pt"
             file.parent.mkdir()
             file.write_bytes(body)
-            plain = timed(lambda file=file: client.upload_file(str(file), "ratchet", f"{root.rpartition('/')[2]}/plain"))
+            plain = timed(
+                lambda file=file: client.upload_file(str(file), "ratchet", f"{root.rpartition('/')[2]}/plain")
+            )
             kept = Checkpoints(store, Path(folder) / "kept", "sft", "key", keep=1)
             commits.append(timed(lambda kept=kept, file=file, n=n: kept.save(n, file.parent)))
             sent = timed(kept.wait)
             ratios.append(plain / sent)
             print(
-                f"plain {mebibytes / plain:.0f} MiB/s, sent {mebibytes / sent:.0f} MiB/s, ratio {ratios[-1]:.2f}; committed in {commits[-1]:.2f} s", flush=True
+                f"plain {mebibytes / plain:.0f} MiB/s, sent {mebibytes / sent:.0f} MiB/s, ratio {ratios[-1]:.2f}; committed in {commits[-1]:.2f} s",
+                flush=True,
             )
     store.delete(list(store.list()))
     print(f"median ratio {statistics.median(ratios):.2f}, median seconds to commit {statistics.median(commits):.2f}")

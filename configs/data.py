@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs import rules
+from configs.rules import data as rules_data
 from configs.section import Fraction, Section
 
 Policy = Literal["fix", "drop", "warn", "fail"]
@@ -13,14 +13,20 @@ Policy = Literal["fix", "drop", "warn", "fail"]
 class Arithmetic(Section):
     """Two-digit sums and differences without carry or borrow, with imperfect demonstrations."""
 
-    demonstrations: int = Field(16_000, ge=1, description="Number of SFT demonstrations, drawn over the training prompts.")
+    demonstrations: int = Field(
+        16_000, ge=1, description="Number of SFT demonstrations, drawn over the training prompts."
+    )
     right: Fraction = Field(0.40, description="Share of demonstrations that work the sum and end in the right answer.")
-    wrong: Fraction = Field(0.15, description="Share of demonstrations that give a wrong bare guess; the rest never answer.")
+    wrong: Fraction = Field(
+        0.15, description="Share of demonstrations that give a wrong bare guess; the rest never answer."
+    )
 
     @model_validator(mode="after")
     def _shares(self):
         if self.right + self.wrong > 1:
-            raise ValueError(f"data.arithmetic.right + wrong is {self.right + self.wrong:g} and must be at most 1: lower one of them")
+            raise ValueError(
+                f"data.arithmetic.right + wrong is {self.right + self.wrong:g} and must be at most 1: lower one of them"
+            )
         return self
 
 
@@ -31,8 +37,12 @@ class Hub(Section):
     revision: str | None = Field(None, description="Commit of the data set; pin it.")
     config: str | None = Field(None, description="Configuration (subset) of the data set, such as `main`.")
     train_split: str = Field("train", description="Split to train on.")
-    validation_split: str | None = Field(None, description="Split for validation; none takes `data.validation_size` prompts out of the training split.")
-    test_split: str | None = Field("test", description="Split that judges; none takes `data.test_size` prompts out of the training split.")
+    validation_split: str | None = Field(
+        None, description="Split for validation; none takes `data.validation_size` prompts out of the training split."
+    )
+    test_split: str | None = Field(
+        "test", description="Split that judges; none takes `data.test_size` prompts out of the training split."
+    )
 
 
 class ReasoningGym(Section):
@@ -40,32 +50,54 @@ class ReasoningGym(Section):
 
     tasks: list[str] = Field([], description="Names of the tasks, such as `chain_sum`; a row's category is its task.")
     size: int = Field(1000, ge=1, description="Rows generated per task.")
-    settings: dict[str, dict[str, Any]] = Field({}, description="Arguments of tasks by name, such as `chain_sum: {max_terms: 3}`.")
+    settings: dict[str, dict[str, Any]] = Field(
+        {}, description="Arguments of tasks by name, such as `chain_sum: {max_terms: 3}`."
+    )
 
 
 class Checks(Section):
     """What is done with rows that a check finds: `fix` them, `drop` them, keep them and `warn`, or `fail`. docs/data.md describes each check."""
 
     missing: Policy = Field("fail", description="Fields that are not there or empty: drop or fail.")
-    unreadable: Policy = Field("fail", description="Rows that are no object with text, and gold answers that nothing could be compared with: drop or fail.")
-    encoding: Policy = Field("fix", description="Mojibake, control characters and U+FFFD: fix (what cannot be fixed is dropped), drop, warn or fail.")
+    unreadable: Policy = Field(
+        "fail",
+        description="Rows that are no object with text, and gold answers that nothing could be compared with: drop or fail.",
+    )
+    encoding: Policy = Field(
+        "fix",
+        description="Mojibake, control characters and U+FFFD: fix (what cannot be fixed is dropped), drop, warn or fail.",
+    )
     duplicates: Policy = Field(
-        "fix", description="The same question again in a split: fix (one prompt, every demonstration kept), drop the later rows, warn or fail."
+        "fix",
+        description="The same question again in a split: fix (one prompt, every demonstration kept), drop the later rows, warn or fail.",
     )
-    conflicts: Policy = Field("warn", description="The same question with different gold answers: drop all of them, warn or fail.")
-    near_duplicates: Policy = Field("warn", description="Almost the same question with the same numbers: drop the later row, warn or fail.")
-    similarity: float = Field(0.8, gt=0, le=1, description="Share of 5-character pieces that makes two questions almost the same (Jaccard).")
-    leaks: Policy = Field("fail", description="The same question in two splits: drop (from training, else from validation) or fail.")
-    contamination: Policy = Field("warn", description="13 words in a row shared with a held-out question: drop the training row, warn or fail.")
+    conflicts: Policy = Field(
+        "warn", description="The same question with different gold answers: drop all of them, warn or fail."
+    )
+    near_duplicates: Policy = Field(
+        "warn", description="Almost the same question with the same numbers: drop the later row, warn or fail."
+    )
+    similarity: float = Field(
+        0.8, gt=0, le=1, description="Share of 5-character pieces that makes two questions almost the same (Jaccard)."
+    )
+    leaks: Policy = Field(
+        "fail", description="The same question in two splits: drop (from training, else from validation) or fail."
+    )
+    contamination: Policy = Field(
+        "warn", description="13 words in a row shared with a held-out question: drop the training row, warn or fail."
+    )
     disagreements: Policy | Literal["auto"] = Field(
-        "auto", description="Demonstrations that state another answer than gold: drop the demonstration, warn or fail; auto warns for `arithmetic`, else drops."
+        "auto",
+        description="Demonstrations that state another answer than gold: drop the demonstration, warn or fail; auto warns for `arithmetic`, else drops.",
     )
-    long_prompts: Policy = Field("fail", description="Prompts that leave the model no room for a completion: drop, warn or fail (before SFT).")
+    long_prompts: Policy = Field(
+        "fail", description="Prompts that leave the model no room for a completion: drop, warn or fail (before SFT)."
+    )
 
     @model_validator(mode="after")
     def _honoured(self):
-        for name in rules.POLICIES:
-            rules.policy(name, getattr(self, name))
+        for name in rules_data.POLICIES:
+            rules_data.policy(name, getattr(self, name))
         return self
 
 
@@ -79,7 +111,9 @@ ROW_FIELDS = {
 class DataSection(Section):
     """Where prompts, demonstrations and gold answers come from."""
 
-    source: Literal["arithmetic", "files", "hub", "reasoning_gym"] = Field("arithmetic", description="Kind of source; `data.path` implies `files`.")
+    source: Literal["arithmetic", "files", "hub", "reasoning_gym"] = Field(
+        "arithmetic", description="Kind of source; `data.path` implies `files`."
+    )
     path: str | None = Field(
         None,
         description="A .jsonl, .parquet or .csv file, or a folder with train and test files (validation if there is one; train-*.parquet for many), "
@@ -89,17 +123,30 @@ class DataSection(Section):
     hub: Hub = Field(Hub(), description="Settings of the `hub` source.")
     reasoning_gym: ReasoningGym = Field(ReasoningGym(), description="Settings of the `reasoning_gym` source.")
     question_column: str = Field("question", description="Column that holds the question.")
-    answer_column: str = Field("answer", description="Column that holds the worked answer, ending in `#### N` unless there is a gold column.")
-    gold_column: str | None = Field(None, description="Column that holds the gold answer alone; none takes it from the worked answer.")
-    messages_column: str | None = Field(
-        None, description="Column that holds a conversation, whose last message is the worked answer; it takes the place of question and answer."
+    answer_column: str = Field(
+        "answer", description="Column that holds the worked answer, ending in `#### N` unless there is a gold column."
     )
-    category_column: str = Field("category", description="Column that holds the category by which evaluation reports, where there is one.")
+    gold_column: str | None = Field(
+        None, description="Column that holds the gold answer alone; none takes it from the worked answer."
+    )
+    messages_column: str | None = Field(
+        None,
+        description="Column that holds a conversation, whose last message is the worked answer; it takes the place of question and answer.",
+    )
+    category_column: str = Field(
+        "category", description="Column that holds the category by which evaluation reports, where there is one."
+    )
     columns: list[str] = Field([], description="Further columns that rewards are given.")
-    prompt_template: str | None = Field(None, description="Jinja template of the user's message, given `question` and the row's columns.")
-    validation_size: int = Field(256, ge=0, description="Prompts kept out of training for validation, where the source has no such split.")
+    prompt_template: str | None = Field(
+        None, description="Jinja template of the user's message, given `question` and the row's columns."
+    )
+    validation_size: int = Field(
+        256, ge=0, description="Prompts kept out of training for validation, where the source has no such split."
+    )
     test_size: int = Field(256, ge=1, description="Prompts kept for judging alone, where the source has no test split.")
-    max_samples: int | None = Field(None, ge=1, description="Use only this many training questions, chosen by the seed; none means all.")
+    max_samples: int | None = Field(
+        None, ge=1, description="Use only this many training questions, chosen by the seed; none means all."
+    )
     system_prompt: str | None = Field(None, description="System message before every question.")
     instruction: str = Field("", description="Text put after every question, such as how to write the answer.")
     checks: Checks = Field(Checks(), description="What is done with rows that a check finds.")
@@ -111,10 +158,14 @@ class DataSection(Section):
         if self.source == "files" and not self.path:
             raise ValueError("data.path is missing and data.source is files: name a file or folder")
         if self.source == "reasoning_gym" and not self.reasoning_gym.tasks:
-            raise ValueError("data.reasoning_gym.tasks is empty and data.source is reasoning_gym: name at least one task, such as chain_sum")
-        rules.columns(self.columns)
+            raise ValueError(
+                "data.reasoning_gym.tasks is empty and data.source is reasoning_gym: name at least one task, such as chain_sum"
+            )
+        rules_data.columns(self.columns)
         if self.prompt_template is not None:
-            rules.template("data.prompt_template", self.prompt_template)
+            rules_data.template("data.prompt_template", self.prompt_template)
             if self.instruction:
-                raise ValueError("data.instruction and data.prompt_template are both given: write the instruction into the template")
+                raise ValueError(
+                    "data.instruction and data.prompt_template are both given: write the instruction into the template"
+                )
         return self

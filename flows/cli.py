@@ -14,9 +14,16 @@ import typer
 from configs.errors import ConfigError, RatchetError, Unavailable
 from configs.loading import load, parse_set, presets
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Post-training of language models as a pipeline.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Post-training of language models as a pipeline.",
+)
 Config = Annotated[str, typer.Argument(help="Preset or YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a field; may be repeated.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a field; may be repeated.")
+]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 
 
@@ -60,14 +67,18 @@ def env() -> None:
 
 
 @app.command()
-def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Runs the pipeline here and prints the table and the verdict."""
     values = dict(parse_set(o) for o in overrides or [])
     cfg = load(config, values)
     _use_stack()
     _preflight(cfg)
     _speak_as_worker_runs_do()
-    from flows.here import run_here
+    from flows.local_run import run_here
 
     source = config if config in presets() else str(Path(config).resolve())
     # As Ctrl-C does: the child ends, the run is shown as Crashed, and nothing is left behind.
@@ -79,7 +90,7 @@ def run(config: Config, overrides: Overrides = None, as_json: Annotated[bool, ty
 @app.command()
 def check(config: Config, overrides: Overrides = None) -> None:
     """Validates configuration and data, prints batch arithmetic and an estimate of memory, and trains nothing."""
-    from tasks.core.check import check as examine
+    from tasks.core.execution.preflight import check as examine
 
     cfg = load(config, dict(parse_set(o) for o in overrides or []))
     _use_stack()
@@ -91,13 +102,16 @@ def check(config: Config, overrides: Overrides = None) -> None:
 def gc(
     root: Annotated[str | None, typer.Option(help="Root of the store; RATCHET_STORE by default.")] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it.")] = False,
-    checkpoints_older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, max=36_500, help="Older checkpoints of unfinished stages too.")] = None,
+    checkpoints_older_than: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", min=0, max=36_500, help="Older checkpoints of unfinished stages too."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lists, and with --delete removes, what no live run, registered version or kept checkpoint refers to."""
     _use_stack()
     from flows import gc as collector
-    from tasks.core.store import open_store
+    from tasks.core.storage.store import open_store
 
     collector.collect(open_store(root), delete, checkpoints_older_than, as_json, say=typer.echo)
 
@@ -113,7 +127,9 @@ def _use_stack() -> None:
     try:
         httpx.URL(api)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"PREFECT_API_URL is {api!r} and no address ({error}): correct it, or unset it to use the embedded stack") from error
+        raise ConfigError(
+            f"PREFECT_API_URL is {api!r} and no address ({error}): correct it, or unset it to use the embedded stack"
+        ) from error
 
 
 def _speak_as_worker_runs_do() -> None:
@@ -126,8 +142,8 @@ def _speak_as_worker_runs_do() -> None:
 
 def _preflight(cfg: Any) -> None:
     """Every service must answer before a run begins: one sentence now rather than a traceback later."""
-    from tasks.core import mlflow_server
-    from tasks.core.store import open_store
+    from tasks.core.storage.store import open_store
+    from tasks.core.tracking import server
 
     api = os.environ.get("PREFECT_API_URL")
     if api:
@@ -138,15 +154,15 @@ def _preflight(cfg: Any) -> None:
                 f"the Prefect server at {api} does not answer ({error}): start it (`ratchet up`), or set PREFECT_API_URL to one that runs"
             ) from error
     open_store(cfg.storage.root).check()
-    mlflow_server.check(mlflow_server.server_uri(cfg.tracking))
+    server.check(server.server_uri(cfg.tracking))
 
 
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tasks.core import report
-    from tasks.core.gates import Verdict
+    from tasks.core.judging import report
+    from tasks.core.judging.gates import Verdict
 
     verdict = Verdict.model_validate(summary["verdict"])
     console = Console()
@@ -161,7 +177,9 @@ def _show(summary: dict[str, Any]) -> None:
     for gate in verdict.gates:
         console.print(gate.sentence, soft_wrap=True)
     model = summary["model"]
-    console.print(f"{summary['state']}: version {model['version']} of {model['name']}, stage {model['stage']}, aliases {', '.join(model['aliases']) or 'none'}")
+    console.print(
+        f"{summary['state']}: version {model['version']} of {model['name']}, stage {model['stage']}, aliases {', '.join(model['aliases']) or 'none'}"
+    )
     for name, url in summary["urls"].items():
         console.print(f"{name.replace('_', ' '):<14}{url}", soft_wrap=True)
 

@@ -13,15 +13,20 @@ from prefect.settings import PREFECT_API_URL
 
 from configs.errors import ConfigError, Unavailable
 from configs.schema import TrackingSection
-from tasks.core import garbage, mlflow_server, registry, tracking
-from tasks.core.garbage import Item, Plan
-from tasks.core.store import Store, folder_of
+from tasks.core.garbage import inventory
+from tasks.core.garbage import plan as planning
+from tasks.core.garbage.plan import Item, Plan
+from tasks.core.storage.files import folder_of
+from tasks.core.storage.store import Store
+from tasks.core.tracking import registry, runs, server
 
 PAGE = 200  # the most flow runs that the server gives at once
 COLUMNS = "{:<14} {:<12} {:<12} {:>9}  {:<25}  {}"
 
 
-def collect(store: Store, remove: bool, checkpoints_older_than: float | None, as_json: bool, say: Callable[[str], None]) -> None:
+def collect(
+    store: Store, remove: bool, checkpoints_older_than: float | None, as_json: bool, say: Callable[[str], None]
+) -> None:
     """Says what is garbage, row by row, or what of it was removed, and the sum; or all of it as one JSON object. Notes go to stderr."""
     again = planner(store, checkpoints_older_than)
     plan = again()
@@ -44,18 +49,22 @@ def planner(store: Store, checkpoints_older_than: float | None) -> Callable[[], 
     """
     api = PREFECT_API_URL.value()
     if not api:
-        raise ConfigError("PREFECT_API_URL is not set, so nobody knows which runs are live: start the embedded stack with `ratchet up`, or set it")
+        raise ConfigError(
+            "PREFECT_API_URL is not set, so nobody knows which runs are live: start the embedded stack with `ratchet up`, or set it"
+        )
     if store.root.startswith("file://") and not folder_of(store.root).is_dir():
-        raise ConfigError(f"the store's root is {store.root}, and there is no such folder: check --root or RATCHET_STORE")
-    mlflow = tracking.connect(TrackingSection(), verify=False)
-    mlflow_server.check(mlflow.uri)
+        raise ConfigError(
+            f"the store's root is {store.root}, and there is no such folder: check --root or RATCHET_STORE"
+        )
+    mlflow = runs.connect(TrackingSection(), verify=False)
+    server.check(mlflow.uri)
     states(set(), api)
     keep = None if checkpoints_older_than is None else timedelta(days=checkpoints_older_than)
-    shelves = garbage.scan(store)
+    shelves = inventory.scan(store)
 
     def plan() -> Plan:
-        refs = garbage.references(store, lambda runs: states(runs, api), lambda: registry.every_version(mlflow))
-        return garbage.plan(store.root, shelves, refs, datetime.now(UTC), keep)
+        refs = inventory.references(store, lambda runs: states(runs, api), lambda: registry.every_version(mlflow))
+        return planning.plan(store.root, shelves, refs, datetime.now(UTC), keep)
 
     return plan
 
@@ -65,12 +74,17 @@ def states(runs: set[str], api: str) -> dict[str, str]:
     ids = [UUID(run) for run in sorted(runs) if _is_uuid(run)]
     found: dict[str, str] = {}
     try:
-        httpx.get(f"{api}/health", timeout=10).raise_for_status()  # the client itself would try for long, and raise what is no HTTP error
+        httpx.get(
+            f"{api}/health", timeout=10
+        ).raise_for_status()  # the client itself would try for long, and raise what is no HTTP error
         with get_client(sync_client=True) as client:
             for start in range(0, len(ids), PAGE):
                 wanted = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + PAGE]))
                 # One without a state was made just now.
-                found |= {str(r.id): r.state_type.value if r.state_type else "PENDING" for r in client.read_flow_runs(flow_run_filter=wanted, limit=PAGE)}
+                found |= {
+                    str(r.id): r.state_type.value if r.state_type else "PENDING"
+                    for r in client.read_flow_runs(flow_run_filter=wanted, limit=PAGE)
+                }
     except (httpx.HTTPError, RuntimeError) as error:
         raise Unavailable(
             f"the Prefect server at {api} does not say which runs are live ({error}): start it (`ratchet up`), or set PREFECT_API_URL to one that runs"
@@ -104,7 +118,9 @@ def delete(store: Store, listed: Plan, again: Callable[[], Plan]) -> Iterator[It
                 store.put_bytes(key, manifests[key])
     for item in doomed:
         first = item.keys[0]
-        if item.what == "attempt" and first.split("/")[2].encode() in (store.get_bytes(f"{item.stage}/{item.key}/manifest.json") or b""):
+        if item.what == "attempt" and first.split("/")[2].encode() in (
+            store.get_bytes(f"{item.stage}/{item.key}/manifest.json") or b""
+        ):
             continue  # it was published since
         if item.seen is not None and store.get_bytes(first) != item.seen:
             continue  # a run has begun here, or goes on
@@ -134,7 +150,9 @@ def size(count: float) -> str:
 
 def total(items: list[Item], deleted: bool) -> str:
     """The last line: how many, how large, and whether they are gone."""
-    end = "deleted" if deleted else "nothing was deleted: repeat with --delete" if items else "there is nothing to delete"
+    end = (
+        "deleted" if deleted else "nothing was deleted: repeat with --delete" if items else "there is nothing to delete"
+    )
     return f"{len(items)} item{'' if len(items) == 1 else 's'}, {size(sum(i.size for i in items))}: {end}"
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: data -> SFT -> GRPO -> evaluation -> verdict -> registration."""
+"""The pipeline: data -> base -> SFT -> GRPO -> evaluation -> verdict -> registration."""
 
 from typing import Any
 
@@ -7,35 +7,43 @@ from prefect.states import Completed, State
 
 from configs.schema import RunConfig
 from tasks.base import prepare_base
+from tasks.champion import find_champion
 from tasks.data import prepare_data
-from tasks.evaluate import evaluate, find_champion, judge
+from tasks.evaluate import evaluate
 from tasks.grpo import train_grpo
+from tasks.judge import judge
 from tasks.register import register
-from tasks.session import Stages, begin, configure, mended, session
+from tasks.report import publish_report
+from tasks.runtime.pipeline_run import Stages, begin, configure, redo_damaged, tracked
+from tasks.runtime.stage import Artifact, Run
 from tasks.sft import train_sft
-from tasks.stage import Artifact, Run
 
 
 @flow(name="post-train")
-def post_train(preset: str | None = None, config: RunConfig | None = None, overrides: dict[str, Any] | None = None) -> State:
-    """Takes a base model and a data set to a judged, registered model version.
+def post_train(
+    preset: str | None = None, config: RunConfig | None = None, overrides: dict[str, Any] | None = None
+) -> State:
+    """Takes a base model and a dataset to a judged, registered model version.
 
     Args:
-        preset: Name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file; without config, none means tiny.
+        preset: Name of a shipped configuration (tiny, gsm8k-smollm2, gsm8k-qwen3-0.6b) or path of a YAML file.
+            Without preset and config, tiny is run.
         config: A whole configuration instead of a preset.
-        overrides: Values put over either, such as {"grpo.max_steps": 40}.
+        overrides: Values that replace those of the preset or config, such as {"grpo.max_steps": 40}.
     """
     cfg = configure(preset, config, overrides)
     run = begin(cfg)
-    with session(run, cfg) as stages:
-        verdict = mended(pipeline, run, cfg, stages)
+    with tracked(run) as stages:
+        verdict = redo_damaged(pipeline, run, cfg, stages)
+        summary = publish_report(run, stages)
     passed = verdict.metrics["passed"]
-    sentences = [g["sentence"] for g in verdict.metrics["verdict"]["gates"] if passed or g["outcome"] != "pass"]
-    return Completed(name="Completed" if passed else "Rejected", message=" ".join(sentences), data=stages.summary)
+    gates = verdict.metrics["verdict"]["gates"]
+    sentences = [gate["sentence"] for gate in gates if passed or gate["outcome"] != "pass"]
+    return Completed(name="Completed" if passed else "Rejected", message=" ".join(sentences), data=summary)
 
 
 def pipeline(run: Run, cfg: RunConfig, stages: Stages) -> Artifact:
-    """The stages, in their order; gives the verdict."""
+    """Runs the stages in their order and returns the verdict."""
     champion = find_champion(run, cfg.registry, cfg.gates)
     data = stages.add(prepare_data(run, cfg.data, cfg.grpo, cfg.seed))
     base = stages.add(prepare_base(run, cfg.model, cfg.seed, data))

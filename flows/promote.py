@@ -33,9 +33,16 @@ def rollback(model: str) -> State:
 def _report(result: dict[str, Any], name: str) -> State:
     """The final state, and the same as an artifact of the flow run."""
     before = "none" if result["previous"] is None else f"version {result['previous']}"
-    rows = [("model", result["model"]), ("from", before), ("to", f"version {result['version']}"), ("changed", "yes" if result["changed"] else "no")]
+    rows = [
+        ("model", result["model"]),
+        ("from", before),
+        ("to", f"version {result['version']}"),
+        ("changed", "yes" if result["changed"] else "no"),
+    ]
     table = "\n".join(f"| {field} | {value} |" for field, value in rows)
     links = "\n".join(f"- [{what.replace('_', ' ')}]({url})" for what, url in result["urls"].items())
     message = result["message"][0].upper() + result["message"][1:] + "."
-    create_markdown_artifact(f"{message}\n\n| | |\n|---|---|\n{table}\n\n{links}\n", key="promotion", description=message)
+    create_markdown_artifact(
+        f"{message}\n\n| | |\n|---|---|\n{table}\n\n{links}\n", key="promotion", description=message
+    )
     return Completed(name=name if result["changed"] else "Unchanged", message=message, data=result)

@@ -8,10 +8,11 @@ from prefect import task
 from prefect.states import State
 
 from configs.schema import RegistrySection
-from tasks.core import artifacts, registry
-from tasks.progress import numbers
+from tasks.core.storage import artifacts
+from tasks.core.tracking import registry
 from tasks.promote import model_lock
-from tasks.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
+from tasks.runtime.progress import numbers
+from tasks.runtime.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
 
 VERSION = 1
 
@@ -21,14 +22,24 @@ def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Art
     """Makes a model version of the GRPO artifact, with the verdict as tags; one that passed goes to Staging as challenger."""
     passed = verdict.metrics["passed"]
     # The address is part of the key: a GRPO stage that was redone lies elsewhere, and the version must lead there.
-    stage = Stage("register", VERSION, {"registry": section.key(), "model": f"{grpo.uri}/model"}, {"grpo": grpo, "judge": verdict})
+    stage = Stage(
+        "register", VERSION, {"registry": section.key(), "model": f"{grpo.uri}/model"}, {"grpo": grpo, "judge": verdict}
+    )
     tags = {f"metric.{k}": f"{v:.6g}" for k, v in numbers(evaluation.metrics).items()}
-    tags |= {"gate.status": "passed" if passed else "rejected", "ratchet.grpo.uri": grpo.uri, "ratchet.verdict.uri": verdict.uri}
+    tags |= {
+        "gate.status": "passed" if passed else "rejected",
+        "ratchet.grpo.uri": grpo.uri,
+        "ratchet.verdict.uri": verdict.uri,
+    }
     tags |= {f"gate.{g['name']}": f"{g['outcome']}: {g['sentence']}" for g in verdict.metrics["verdict"]["gates"]}
 
     def make(out: Path) -> dict[str, Any]:
-        folder = fetch(run, grpo, out.parent / "grpo")  # checks every byte against the manifest: no damaged model gets a version
-        version = registry.register(section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key, folder / "model")
+        folder = fetch(
+            run, grpo, out.parent / "grpo"
+        )  # checks every byte against the manifest: no damaged model gets a version
+        version = registry.register(
+            section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key, folder / "model"
+        )
         if passed:
             with model_lock(section.name):
                 version = registry.stage_challenger(version, run.tracking)

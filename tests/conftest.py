@@ -12,14 +12,18 @@ from wire import Wire
 
 from configs.schema import TrackingSection
 from deployments.local import settings, stack
-from tasks.core import models
-from tasks.core.tracking import connect
+from tasks.core.model import loading
+from tasks.core.tracking.runs import connect
 
 
 @pytest.fixture(scope="session")
 def stack_options():
     """Arguments of `stack.up` for the session's stack: free ports, and an end when pytest ends, however it does."""
-    return {"ports": {name: settings.free_port() for name in settings.PORTS}, "die_with": os.getpid(), "say": lambda line: None}
+    return {
+        "ports": {name: settings.free_port() for name in settings.PORTS},
+        "die_with": os.getpid(),
+        "say": lambda line: None,
+    }
 
 
 @pytest.fixture(scope="session", name="stack")
@@ -74,7 +78,7 @@ def two_models(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair(two_models):
     """The two models themselves."""
-    return tuple(models.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in two_models[1:])
+    return tuple(loading.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in two_models[1:])
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 import re
-from pathlib import Path
+
+from paths import ROOT
 
 from configs import document
 from configs.loading import presets
 from flows.cli import app
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 

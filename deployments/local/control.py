@@ -91,11 +91,20 @@ def start_supervisor(home: Path, state: dict[str, Any], names: list[str], die_wi
     config.write_text(_configuration(state["socket"], names, die_with))
     with open(logs / "supervisord.out", "wb") as out:
         env = dict(os.environ) | {MARK: str(home), "RATCHET_HOME": str(home), "RATCHET_PYTHON": sys.executable}
-        subprocess.run([sys.executable, "-m", "supervisor.supervisord", "-c", str(config)], cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        subprocess.run(
+            [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)],
+            cwd=home,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
     until = time.monotonic() + 20
     while not running(home):
         if time.monotonic() > until:
-            raise StackError(f"supervisord does not start in {home}: its output ends\n{tail(logs / 'supervisord.out')}\n{tail(logs / 'supervisord.log')}")
+            raise StackError(
+                f"supervisord does not start in {home}: its output ends\n{tail(logs / 'supervisord.out')}\n{tail(logs / 'supervisord.log')}"
+            )
         time.sleep(0.05)
 
 

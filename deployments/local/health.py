@@ -13,7 +13,9 @@ import psutil
 
 from configs.errors import StackError
 
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # loopback: whatever proxy is set, not through it
+_open = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+).open  # loopback: whatever proxy is set, not through it
 
 
 def answers(url: str) -> bool:
@@ -29,7 +31,10 @@ def ask(url: str, body: Any = None, method: str | None = None) -> Any:
     """The JSON answer to a GET, or to a POST where there is a body and no other method; None for 404. Raises OSError (HTTPError among them)."""
     data = None if body is None else json.dumps(body).encode()
     try:
-        with _open(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method=method), timeout=20) as reply:
+        with _open(
+            urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method=method),
+            timeout=20,
+        ) as reply:
             return json.loads(reply.read() or b"null")
     except urllib.error.HTTPError as error:
         if error.code == 404:
@@ -78,7 +83,9 @@ def require_free(service: str, port: int) -> None:
 def _holder(port: int) -> str:
     for process in psutil.process_iter():
         try:
-            listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
+            listening = [
+                c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+            ]
             if listening and (home := process.environ().get("RATCHET_STACK")):
                 return f"the embedded stack of {home} (process {process.pid}; `ratchet down` in the folder above it stops it, RATCHET_HOME={home} uses it)"
             if listening:

@@ -26,7 +26,9 @@ def command(home: Path, service: str) -> tuple[list[str], dict[str, str]]:
         return _worker(home)
     state = settings.load(home)
     # A server takes its settings from here alone: what the user has set for clients or for other servers must not reach it.
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "AWS_"))} | settings.environment(home)
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "AWS_"))
+    } | settings.environment(home)
     if service in SWIFT:
         return swift.command(home, SWIFT[service]), env
     if service == "mlflow":
@@ -40,7 +42,12 @@ def _mlflow(home: Path, state: dict, env: dict[str, str]) -> tuple[list[str], di
     artifacts = "s3://mlflow" if state["store"] == "s3" else (folder / "artifacts").as_uri()
     env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     del env["MLFLOW_TRACKING_URI"]
-    options = {"host": "127.0.0.1", "port": state["ports"]["mlflow"], "workers": 1, "backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}"}
+    options = {
+        "host": "127.0.0.1",
+        "port": state["ports"]["mlflow"],
+        "workers": 1,
+        "backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
+    }
     options["artifacts-destination"] = artifacts
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     return [sys.executable, "-m", "mlflow", "server", "--serve-artifacts", *arguments], env
@@ -65,13 +72,28 @@ def _worker(home: Path) -> tuple[list[str], dict[str, str]]:
     env |= settings.RUNS
     env["RATCHET_WORKER"] = str(os.getpid())  # this process becomes the worker; its flow runs end with it
     env.pop("PREFECT_API_KEY", None)
-    return [sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--type", "process", "--pool", POOL, "--name", WORKER], env
+    return [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "worker",
+        "start",
+        "--type",
+        "process",
+        "--pool",
+        POOL,
+        "--name",
+        WORKER,
+    ], env
 
 
 def main(home: str, service: str) -> None:
     """Replaces this process by the service."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # a signal that was ignored stays ignored across exec, and stopping would fail
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # a signal that was ignored stays ignored across exec, and stopping would fail
     arguments, env = command(Path(home).resolve(), service)
     os.execve(arguments[0], arguments, env)
 

@@ -29,9 +29,17 @@ QUEUE = "training"  # as prefect.yaml names it
 
 def work_pool(api: str) -> None:
     """Makes the process work pool and its queue for trainings unless they are there: one training at a time, for this is one machine."""
-    _make(f"{api}/work_pools/{POOL}", f"{api}/work_pools/", {"name": POOL, "type": "process", "description": "Flow runs as processes of this machine."})
+    _make(
+        f"{api}/work_pools/{POOL}",
+        f"{api}/work_pools/",
+        {"name": POOL, "type": "process", "description": "Flow runs as processes of this machine."},
+    )
     # Only where it is made: a limit that the user has changed stays.
-    training = {"name": QUEUE, "concurrency_limit": 1, "description": "One training at a time; others wait. Promotions are not in this queue."}
+    training = {
+        "name": QUEUE,
+        "concurrency_limit": 1,
+        "description": "One training at a time; others wait. Promotions are not in this queue.",
+    }
     _make(f"{api}/work_pools/{POOL}/queues/{QUEUE}", f"{api}/work_pools/{POOL}/queues", training)
 
 
@@ -48,7 +56,9 @@ def automations(api: str) -> None:
 def _covers(found: Any, wanted: Any) -> bool:
     """Whether all that is wanted was found; the server adds defaults."""
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(name in found and _covers(found[name], value) for name, value in wanted.items())
+        return isinstance(found, dict) and all(
+            name in found and _covers(found[name], value) for name, value in wanted.items()
+        )
     if isinstance(wanted, list):
         return isinstance(found, list) and len(found) == len(wanted) and all(map(_covers, found, wanted))
     return found == wanted
@@ -69,7 +79,11 @@ def worker_online(api: str, since: float) -> bool:
         workers = ask(f"{api}/work_pools/{POOL}/workers/filter", {}) or []
     except OSError:
         return False
-    seen = [datetime.fromisoformat(w["last_heartbeat_time"]).timestamp() for w in workers if w["name"] == WORKER and w["last_heartbeat_time"]]
+    seen = [
+        datetime.fromisoformat(w["last_heartbeat_time"]).timestamp()
+        for w in workers
+        if w["name"] == WORKER and w["last_heartbeat_time"]
+    ]
     return any(at >= since for at in seen)
 
 
@@ -89,7 +103,9 @@ def deploy(home: Path, api: str, project: Path) -> bool:
     names = _declared()
     missing = names - _on_server(api)
     if done.returncode or missing:
-        raise StackError(f"the deployments {', '.join(sorted(missing or names))} could not be made: see {log}, which ends\n{tail(log, 25)}")
+        raise StackError(
+            f"the deployments {', '.join(sorted(missing or names))} could not be made: see {log}, which ends\n{tail(log, 25)}"
+        )
     mark.write_text(json.dumps({"digest": digest, "names": sorted(names)}))
     return True
 

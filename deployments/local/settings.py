@@ -20,7 +20,12 @@ SOCKET_LIMIT = 90  # sun_path holds 104 bytes on macOS, and supervisor appends a
 RUNS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "PREFECT_CLIENT_MAX_RETRIES": "7"}
 
 # A group of variables is the embedded stack's only as long as none of these names another service.
-DECIDING = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "mlflow": ("MLFLOW_TRACKING_URI",), "prefect": ("PREFECT_API_URL",), "common": ()}
+DECIDING = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "mlflow": ("MLFLOW_TRACKING_URI",),
+    "prefect": ("PREFECT_API_URL",),
+    "common": (),
+}
 
 
 def default_home() -> Path:
@@ -36,7 +41,9 @@ def load(home: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise StackError(f"{home} holds no embedded stack: start one with `ratchet up`") from None
     except OSError as error:
-        raise StackError(f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder") from error
+        raise StackError(
+            f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder"
+        ) from error
     except ValueError as error:
         raise StackError(f"{file} is not readable as JSON ({error}): remove it and call `ratchet up`") from error
     if wrong := _wrong_state(state):
@@ -52,7 +59,11 @@ def save(home: Path, state: dict[str, Any]) -> None:
 def remembered(home: Path) -> dict[str, Any]:
     """The state, or that of a home that was never used; creates the folder."""
     home.mkdir(parents=True, exist_ok=True)
-    state = load(home) if (home / "stack.json").exists() else {"ports": dict(PORTS), "store": None, "socket": str(home / "supervisor.sock")}
+    state = (
+        load(home)
+        if (home / "stack.json").exists()
+        else {"ports": dict(PORTS), "store": None, "socket": str(home / "supervisor.sock")}
+    )
     # A socket's path has a hard limit; a home too deep for it gets a private temporary folder, anew when that was cleaned away.
     if len(os.fsencode(state["socket"])) > SOCKET_LIMIT or not Path(state["socket"]).parent.is_dir():
         state["socket"] = str(Path(tempfile.mkdtemp(prefix="ratchet-")) / "supervisor.sock")
@@ -70,7 +81,9 @@ def wanted_ports(state: dict[str, Any], given: dict[str, int] | None) -> dict[st
         wanted[service] = int(value)
     for service, port in wanted.items():
         if list(wanted.values()).count(port) > 1:
-            raise StackError(f"port {port} is given to {service} and to another service: choose another with RATCHET_{service.upper()}_PORT")
+            raise StackError(
+                f"port {port} is given to {service} and to another service: choose another with RATCHET_{service.upper()}_PORT"
+            )
     return wanted
 
 
@@ -93,7 +106,9 @@ def credentials(home: Path) -> dict[str, str]:
     try:
         keys = json.loads(file.read_text())
     except OSError as error:
-        raise StackError(f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder") from error
+        raise StackError(
+            f"{file} cannot be read ({error.strerror}): make it a file that you can read, or set RATCHET_HOME to another folder"
+        ) from error
     except ValueError as error:
         raise _damaged_credentials(file, f"no JSON, {error}") from error
     if not isinstance(keys, dict):
@@ -203,4 +218,6 @@ def _write(file: Path, text: str) -> None:
             f.write(text)
         os.replace(temporary, file)
     except OSError as error:
-        raise StackError(f"{file} cannot be written ({error.strerror}): mend that, or set RATCHET_HOME to a folder that can be written") from error
+        raise StackError(
+            f"{file} cannot be written ({error.strerror}): mend that, or set RATCHET_HOME to a folder that can be written"
+        ) from error

@@ -73,7 +73,11 @@ def status(home: Path) -> list[dict[str, Any]]:
     state = settings.load(home)
     known = {p["name"]: p for p in control.rpc(state["socket"]).getAllProcessInfo()} if control.running(home) else {}
     urls = settings.urls(state, home)
-    rows = [{"service": "s3", "state": "DIRECTORY", "url": urls["s3"], "pid": None}] if state["store"] == "directory" else []
+    rows = (
+        [{"service": "s3", "state": "DIRECTORY", "url": urls["s3"], "pid": None}]
+        if state["store"] == "directory"
+        else []
+    )
     for name in services.names(state["store"]):
         info = known.get(name, {"statename": "STOPPED", "pid": 0})
         url = urls.get(name) if info["statename"] == "RUNNING" else None
@@ -108,7 +112,9 @@ def _continued(home: Path, ports: dict[str, int] | None) -> dict[str, Any]:
     state = settings.load(home)
     for service, port in settings.wanted_ports(state, ports).items():
         if port != state["ports"][service]:
-            raise StackError(f"port {port} is asked for {service}, which already runs on port {state['ports'][service]}: call `ratchet down` first")
+            raise StackError(
+                f"port {port} is asked for {service}, which already runs on port {state['ports'][service]}: call `ratchet down` first"
+            )
     return state
 
 
@@ -211,7 +217,13 @@ def _buckets(home: Path) -> bool:
         region_name=env["AWS_DEFAULT_REGION"],
         aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
-        config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20, proxies={}),
+        config=Config(
+            s3={"addressing_style": "path"},
+            retries={"total_max_attempts": 1},
+            connect_timeout=5,
+            read_timeout=20,
+            proxies={},
+        ),
     )
     try:
         there = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}

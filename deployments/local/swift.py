@@ -66,7 +66,18 @@ access_log_level = WARNING
 access_log_statsd_enable = false
 """
 
-PLAIN_FILTERS = ("catch_errors", "gatekeeper", "healthcheck", "listing_formats", "bulk", "tempurl", "copy", "dlo", "versioned_writes", "symlink")
+PLAIN_FILTERS = (
+    "catch_errors",
+    "gatekeeper",
+    "healthcheck",
+    "listing_formats",
+    "bulk",
+    "tempurl",
+    "copy",
+    "dlo",
+    "versioned_writes",
+    "symlink",
+)
 
 RINGS = """
 import sys
@@ -113,19 +124,33 @@ def install(log: Path, say: Any = print) -> None:
     if _read(mark) == pins:
         return
     if not os.access(folder.parent, os.W_OK):
-        raise StackError(f"{folder} cannot be made for Swift, {folder.parent} is not writable: install Ratchet in a virtual environment of your own")
+        raise StackError(
+            f"{folder} cannot be made for Swift, {folder.parent} is not writable: install Ratchet in a virtual environment of your own"
+        )
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # dies with its holder; the mark, written last, tells whole from half-made
         if _read(mark) == pins:
             return
         say(f"Installing Swift, the S3 server, into {folder} (once)")
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS), "swift"]
+        pip = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-c",
+            str(CONSTRAINTS),
+            "swift",
+        ]
         for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], pip):
             with open(log, "ab") as out:
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             if done.returncode:
                 last = log.read_text(errors="replace").strip().splitlines()[-8:]
-                raise StackError(f"Swift could not be installed into {folder}: see {log}, which ends\n" + "\n".join(last))
+                raise StackError(
+                    f"Swift could not be installed into {folder}: see {log}, which ends\n" + "\n".join(last)
+                )
         mark.write_text(pins)
 
 

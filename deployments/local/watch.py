@@ -22,7 +22,9 @@ def main(home: str, pid: int) -> None:
         pass
     # Not one of the processes that it ends: own session, no mark.
     env = {name: value for name, value in os.environ.items() if name != MARK}
-    subprocess.Popen([sys.executable, "-c", DOWN, os.path.abspath(home)], env=env, start_new_session=True, stdin=subprocess.DEVNULL)
+    subprocess.Popen(
+        [sys.executable, "-c", DOWN, os.path.abspath(home)], env=env, start_new_session=True, stdin=subprocess.DEVNULL
+    )
     time.sleep(60)
 
 
