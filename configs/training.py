@@ -98,6 +98,10 @@ class RewardConfig(Section):
     """Settings of the reward."""
 
     components: list[RewardComponent] = Field([], description="Terms of `reward_type: combined`.")
+    answer_format: Literal["final_answer", "boxed", "answer_tags", "gsm8k"] = Field(
+        "final_answer",
+        description="Form in which demonstrations and `data.instruction: auto` teach answers; all forms are read.",
+    )
     last_number: bool = Field(
         False, description="Take the last number for the answer of a completion that states none in any other form."
     )
@@ -146,6 +150,7 @@ class GRPOSection(Training):
             )
         also = (
             "components",
+            "answer_format",
             "last_number",
             *(("weight",) if self.reward_type in ("length_penalty", "step", "format") else ()),
         )

@@ -177,7 +177,7 @@ def score(
                 "completion": text,
                 "answer": answer,
                 "correct": correct,
-                "formatted": answers.is_formatted(text),
+                "formatted": reward.is_formatted(text),
                 "reward": points["total"],
                 "length": len(ids),
                 "truncated": truncated,

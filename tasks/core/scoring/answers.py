@@ -1,6 +1,7 @@
 """Answers: where a completion states one. Whether it is the right one says `same_answer` (compare.py)."""
 
 import re
+from typing import NamedTuple
 
 from tasks.core.scoring.compare import normal_gold, same_answer
 
@@ -9,6 +10,22 @@ __all__ = ["extract_answer", "is_formatted", "normal_gold", "same_answer"]
 _FINAL = re.compile(r"final answer[*_]{0,3}\s*[:：]", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _NUMBERS = re.compile(r"(?<![\w.])[-−]?[$€£]?[0-9]++(?:[,.'_ ][0-9]++)*+(?: ?/ ?[0-9]++)?%?")
+
+
+class Form(NamedTuple):
+    """A form in which answers are taught: what marks it, how it is written, and how a prompt asks for it."""
+
+    marker: re.Pattern
+    written: str
+    asked: str
+
+
+FORMS = {
+    "final_answer": Form(_FINAL, "Final Answer: {}", "'Final Answer: ' and the answer"),
+    "boxed": Form(_BOXED, r"\boxed{{{}}}", r"the answer in \boxed{}"),
+    "answer_tags": Form(re.compile(r"<answer>"), "<answer>{}</answer>", "the answer in <answer></answer>"),
+    "gsm8k": Form(re.compile(r"####"), "#### {}", "'#### ' and the answer"),
+}
 _WRAPPING = " \t*_`\"'“”"
 # A line that only opens or closes a formula or a block of code: the answer stands on a line of its own below it.
 _MARKS_ALONE = re.compile(r"(?:[ \t]*(?:\$\$?|\\[\[\]()]|```\w*)?[ \t\r*_]*(?:\n|\Z))*+")
@@ -40,9 +57,23 @@ def extract_answer(text: str, last_number: bool = False) -> str | None:
     return _last_number(text) if last_number else None
 
 
-def is_formatted(text: str) -> bool:
-    """Whether a completion states an answer in the form `Final Answer: ...`."""
-    return _FINAL.search(text) is not None and extract_answer(text) is not None
+def is_formatted(text: str, form: str = "final_answer") -> bool:
+    """Whether a completion states an answer in this form (`grpo.reward_config.answer_format`)."""
+    return FORMS[form].marker.search(text) is not None and extract_answer(text) is not None
+
+
+def write_answer(gold: str, form: str = "final_answer") -> str:
+    r"""The gold answer as a demonstration states it.
+
+    >>> write_answer("72"), write_answer("72", "boxed"), write_answer("72", "answer_tags"), write_answer("72", "gsm8k")
+    ('Final Answer: 72', '\\boxed{72}', '<answer>72</answer>', '#### 72')
+    """
+    return FORMS[form].written.format(gold)
+
+
+def instruction(form: str = "final_answer") -> str:
+    """What a prompt says to ask for an answer in this form (`data.instruction: auto`)."""
+    return f"Reason step by step and end with {FORMS[form].asked}."
 
 
 def _first_line(text: str) -> str | None:

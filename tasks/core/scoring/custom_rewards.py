@@ -85,6 +85,7 @@ def function(spec: str) -> Callable[..., list[float | None]]:
 
     # By the name it was asked for, which is the metric's: one function may have two.
     reward.__name__ = spec.partition(":")[2]
+    reward.needs_gold = "gold" in needed
     return reward
 
 

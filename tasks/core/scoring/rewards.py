@@ -54,10 +54,17 @@ class Reward:
     weights: dict[str, float]
     functions: list[RewardFunction]
     last_number: bool = False
+    answer_format: str = "final_answer"
+    # Whether some component reads the gold answer; rows without one can then not be scored.
+    needs_gold: bool = True
 
     def answer(self, completion: str) -> str | None:
         """The answer that a completion states, extracted as the components do."""
         return extract_answer(completion, self.last_number)
+
+    def is_formatted(self, completion: str) -> bool:
+        """Whether the completion states an answer in the form that is taught."""
+        return is_formatted(completion, self.answer_format)
 
     def score(
         self,
@@ -104,14 +111,16 @@ def build(reward_type: str, config: RewardConfig) -> Reward:
         raise ConfigError(
             "grpo.reward_config.components is empty and grpo.reward_type is combined: give at least one component"
         )
-    functions = [_component(c, config.last_number) for c in components]
+    functions = [_component(c, config) for c in components]
     names = [f.__name__ for f in functions]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
                 f"grpo.reward_config.components has {names.count(name)} components named {name}, and each name may occur once: keep one of them"
             )
-    return Reward({n: c.weight for n, c in zip(names, components, strict=True)}, functions, config.last_number)
+    weights = {n: c.weight for n, c in zip(names, components, strict=True)}
+    needs_gold = any(f.needs_gold for f in functions)
+    return Reward(weights, functions, config.last_number, config.answer_format, needs_gold)
 
 
 def source_digest(reward_type: str, config: RewardConfig) -> str:
@@ -121,16 +130,20 @@ def source_digest(reward_type: str, config: RewardConfig) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
-def _component(component: RewardComponent, last_number: bool) -> RewardFunction:
+def _component(component: RewardComponent, config: RewardConfig) -> RewardFunction:
     """The reward function of one component."""
     if ":" in component.type:
         return custom_rewards.function(component.type)
 
     def is_right(completion: str, gold: str) -> bool:
-        return same_answer(extract_answer(completion, last_number), gold)
+        return same_answer(extract_answer(completion, config.last_number), gold)
 
-    make = {"accuracy": _accuracy, "length_penalty": _length_penalty, "step": _step, "format": _format}[component.type]
-    function = make(component, is_right)
+    if component.type == "format":
+        function = _format(config.answer_format)
+    else:
+        make = {"accuracy": _accuracy, "length_penalty": _length_penalty, "step": _step}[component.type]
+        function = make(component, is_right)
+    function.needs_gold = component.type == "accuracy" or (component.type == "step" and component.only_right)
     # TRL logs rewards/<__name__>/mean: the component's name is the metric's.
     function.__name__ = component.type
     return function
@@ -159,7 +172,10 @@ def _length_penalty(component: RewardComponent, is_right: Verdict) -> RewardFunc
 def _step(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     def step(prompts, completions, completion_ids=None, gold=None, **columns):
         """A bonus per reasoning step, up to a number of steps, and (unless told otherwise) only with the right answer: steps to nowhere earn nothing."""
-        paid = [is_right(c, g) or not component.only_right for c, g in zip(completions, gold, strict=True)]
+        if component.only_right:
+            paid = [is_right(c, g) for c, g in zip(completions, gold, strict=True)]
+        else:
+            paid = [True] * len(completions)
         return [
             component.step_bonus * min(count_steps(c), component.max_steps) if p else 0.0
             for c, p in zip(completions, paid, strict=True)
@@ -168,9 +184,9 @@ def _step(component: RewardComponent, is_right: Verdict) -> RewardFunction:
     return step
 
 
-def _format(component: RewardComponent, is_right: Verdict) -> RewardFunction:
+def _format(answer_format: str) -> RewardFunction:
     def format_(prompts, completions, completion_ids=None, gold=None, **columns):
-        """1.0 for an answer in the form `Final Answer: ...`, else 0.0."""
-        return [float(is_formatted(c)) for c in completions]
+        """1.0 for an answer in the form that is taught (`answer_format`), else 0.0."""
+        return [float(is_formatted(c, answer_format)) for c in completions]
 
     return format_
