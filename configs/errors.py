@@ -3,29 +3,29 @@
 RatchetError                 exit code 1
 ├── BadInput                 exit code 2, never retried: the user must change something
 │   ├── ConfigError          a field of the run configuration
-│   ├── DataError            a row, column or file of the data set
-│   ├── ModelError           a model that is not one, or cannot be used as asked
-│   └── StorageRefused       the S3-compatible store answers that it will not: credentials, permissions, no such bucket
-├── Unavailable              exit code 2, retried: a service that does not answer
+│   ├── DataError            a row, column or file of the dataset
+│   ├── ModelError           a folder or Hub id that is not a usable model
+│   └── StorageRefused       the S3-compatible store refuses: credentials, permissions, no such bucket
+├── Unavailable              exit code 2, retried: a service does not answer
 │   ├── StorageUnavailable   the S3-compatible store
 │   ├── DiskFull             this machine's disk
 │   ├── TrackingUnavailable  the MLflow server
-│   └── StackError           the embedded stack: a port that is taken, a service that does not come up
-├── IntegrityError           exit code 1: stored bytes that are not what their manifest says
+│   └── StackError           the embedded stack: a port is taken, or a service does not start (not retried)
+├── IntegrityError           exit code 1: stored bytes differ from their manifest
 └── StageFailed              exit code 1: the child process of a stage ended without a result
-    └── StageKilled          exit code 1, retried: it was killed (out of memory, a lost machine, a signal)
+    └── StageKilled          exit code 1, retried: the child was killed (out of memory, a lost machine, a signal)
 """
 
 
 class RatchetError(Exception):
-    """Base of the tree; its text is one sentence for the user."""
+    """Base of the tree. Its message is one sentence for the user."""
 
     exit_code = 1
     retry = False
 
 
 class BadInput(RatchetError):
-    """Something the user gave that cannot be honoured."""
+    """Input from the user that cannot be honoured."""
 
     exit_code = 2
 
@@ -35,44 +35,44 @@ class ConfigError(BadInput):
 
 
 class DataError(BadInput):
-    """A row, column or file of the data set."""
+    """A row, column or file of the dataset."""
 
 
 class ModelError(BadInput):
-    """A model that is not one, or cannot be used as asked."""
+    """A folder or Hub id that is not a model, or a model that cannot be used as configured."""
 
 
 class StorageRefused(BadInput):
-    """The S3-compatible store answers and will not do it: wrong credentials, no permission, no such bucket."""
+    """The S3-compatible store answers and refuses: wrong credentials, no permission, no such bucket."""
 
 
 class Unavailable(RatchetError):
-    """A service that does not answer; worth another try."""
+    """A service does not answer. Another try can succeed."""
 
     exit_code = 2
     retry = True
 
 
 class StorageUnavailable(Unavailable):
-    """The S3-compatible store does not answer, or answers that it cannot now."""
+    """The S3-compatible store does not answer, or answers that it is not available."""
 
 
 class DiskFull(Unavailable):
-    """This machine's disk has no room left; worth another try when its owner has made some."""
+    """This machine's disk is full. Another try can succeed when the user has freed space."""
 
 
 class TrackingUnavailable(Unavailable):
-    """The MLflow server does not answer or refuses."""
+    """The MLflow server does not answer, or fails."""
 
 
 class StackError(Unavailable):
-    """The embedded stack cannot come up."""
+    """The embedded stack cannot start."""
 
     retry = False
 
 
 class IntegrityError(RatchetError):
-    """Stored bytes differ from what their manifest says."""
+    """Stored bytes differ from their manifest."""
 
 
 class StageFailed(RatchetError):
@@ -86,7 +86,7 @@ class StageKilled(StageFailed):
 
 
 def by_name(name: str) -> type[RatchetError]:
-    """The class of the tree with this name; `StageFailed` for one that is not in it (a third party's error in a child)."""
+    """The class in the tree with this name; StageFailed for any other name (a third party's error in a child)."""
     found = {RatchetError.__name__: RatchetError}
     queue = [RatchetError]
     while queue:
@@ -97,8 +97,8 @@ def by_name(name: str) -> type[RatchetError]:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says went wrong, in a form that fits into a sentence."""
+    """The reason in a library's error message, short enough to be part of a sentence."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # Some libraries only announce the reason in the first line.
+    # In some libraries the first line only announces the reason.
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return text.rstrip(".")[:200]

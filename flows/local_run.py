@@ -1,4 +1,7 @@
-"""Runs the pipeline in this process, as a run of its deployment where one is served from this folder: so the page's Retry can go on with it."""
+"""Runs the pipeline in this process, for `ratchet run`.
+
+The run belongs to the deployment `post-train` if a worker serves it from this folder, so Retry in the UI works on it.
+"""
 
 import os
 from typing import Any
@@ -16,13 +19,13 @@ from flows.post_train import post_train
 DEPLOYMENT = "post-train/post-train"
 
 
-def run_here(parameters: dict[str, Any]) -> State:
-    """The final state of a run of `post_train` with these parameters. Raises RatchetError when the run is cancelled meanwhile."""
+def run_in_this_process(parameters: dict[str, Any]) -> State:
+    """The final state of a run of `post_train` with these parameters. Raises RatchetError if the run is cancelled."""
     if not os.environ.get("PREFECT_API_URL"):
         return post_train(**parameters, return_state=True)
-    deployment = _deployment()
+    deployment = _served_deployment()
     with get_client(sync_client=True) as client:
-        # Pending, not Scheduled: no worker takes it.
+        # No worker takes a run that is Pending instead of Scheduled.
         if deployment:
             flow_run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters, state=Pending())
         else:
@@ -32,12 +35,12 @@ def run_here(parameters: dict[str, Any]) -> State:
         return run_flow(post_train, flow_run=flow_run, parameters=parameters, return_type="state")
     except (TerminationSignal, SystemExit) as error:
         if _was_cancelled(flow_run.id):
-            raise RatchetError(f"the run was cancelled: {run_watchdog.GOES_ON}") from error
+            raise RatchetError(f"the run was cancelled: {run_watchdog.HOW_TO_CONTINUE}") from error
         raise
 
 
 def _was_cancelled(flow_run_id: UUID) -> bool:
-    """Whether this process was told to end because the run is to be cancelled; then it is Cancelled now, where Prefect called it crashed."""
+    """Whether this process was ended to cancel the run. If so, sets the state Cancelled: Prefect has set Crashed."""
     with get_client(sync_client=True) as client:
         if not any(state.is_cancelling() for state in client.read_flow_run_states(flow_run_id)):
             return False
@@ -45,8 +48,8 @@ def _was_cancelled(flow_run_id: UUID) -> bool:
     return True
 
 
-def _deployment() -> Any:
-    """The deployment, if there is one and its worker resolves relative paths as this process does."""
+def _served_deployment() -> Any:
+    """The deployment, if it exists and its worker resolves relative paths from the same folder as this process."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_deployment_by_name(DEPLOYMENT)

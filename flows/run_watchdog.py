@@ -1,7 +1,8 @@
-"""Does for a `ratchet run` what a worker does for its flow runs: `python -m flows.run_watchdog PID CREATED FLOW_RUN_ID`, a process of its own.
+"""Does for a `ratchet run` what a worker does for its flow runs: reports a crash, and carries out a cancellation.
 
-When the run's process is gone and the run is not final, the run becomes Crashed. When the run is to be cancelled, the process gets SIGTERM, after
-GRACE_SECONDS SIGKILL, and the run becomes Cancelled. The guard ends with the run, and leaves alone a run that another process has taken (Retry).
+`python -m flows.run_watchdog PID CREATED FLOW_RUN_ID` is a separate process. When the process of the run has ended and
+the run is not in a final state, it sets Crashed. When the run is Cancelling, it sends SIGTERM, after GRACE_SECONDS
+SIGKILL, and sets Cancelled. It ends with the run, and does not touch a run that another process has taken over (Retry).
 """
 
 import contextlib
@@ -24,77 +25,75 @@ from prefect.states import Cancelled, Crashed
 from tasks.core.storage import processes
 
 POLL_SECONDS = 0.5
-LOOK_SECONDS = 2.0  # between two questions to the server
+QUERY_SECONDS = 2.0  # between two queries to the server
 GRACE_SECONDS = 30
-PATIENCE = 24 * 3600  # seconds for a server that is away, once the process is gone
-GOES_ON = "what was finished is kept, and Retry or the same command goes on from there"
-GONE = "The process of `ratchet run` is gone without a word (killed, or out of memory)"
+SERVER_AWAY_SECONDS = 24 * 3600  # how long to wait for a server that is away, once the process has ended
+HOW_TO_CONTINUE = "finished stages and checkpoints are kept, and Retry or the same command continues from them"
+PROCESS_ENDED = "The process of `ratchet run` ended without a result (it was killed, or ran out of memory)"
 
 
 def start(flow_run_id: UUID) -> None:
-    """Starts the guard of this process and its flow run; it outlives the process."""
+    """Starts the watchdog of this process and its flow run; it outlives the process."""
     pid, started = processes.myself()
     logs = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    # It has a loop of its own for a server that is away, in which the process is watched all the same.
+    # The watchdog retries by itself, because it must watch the process while the server is away.
     env = os.environ | {"PREFECT_CLIENT_MAX_RETRIES": "0"}
-    with open(logs / "guard.log", "ab") as log:
+    with open(logs / "watchdog.log", "ab") as log:
         command = [sys.executable, "-m", "flows.run_watchdog", str(pid), repr(started), str(flow_run_id)]
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env)
 
 
-class Guard:
-    """Watches one process (None: it was gone before the guard came) and its flow run."""
+class Watchdog:
+    """Watches one process and its flow run. The process is None if it ended before the watchdog started."""
 
     def __init__(self, process: psutil.Process | None, flow_run_id: UUID):
         self.process, self.flow_run_id = process, flow_run_id
-        self.told: float | None = None  # when the process was told to end, by the monotonic clock
+        self.terminated: float | None = None  # when the process got SIGTERM, by the monotonic clock
 
     def watch(self) -> str:
-        """Returns, when the run has ended or is another's, why the guard ends."""
-        looked = gone = float("-inf")
-        answers = True
+        """Returns, when the run has ended or another process runs it, why the watchdog ends."""
+        queried = ended = float("-inf")
+        server_answers = True
         while True:
             now, alive = time.monotonic(), self._alive()
-            if not alive and gone < 0:
-                gone = now
-            if not alive and now > gone + PATIENCE:
+            if not alive and ended < 0:
+                ended = now
+            if not alive and now > ended + SERVER_AWAY_SECONDS:
                 return "the server did not answer for a day"
-            if self.told and alive and now > self.told + GRACE_SECONDS:
+            if self.terminated and alive and now > self.terminated + GRACE_SECONDS:
                 self._signal(psutil.Process.kill)
-            # Told to end, the process may call itself crashed: wait for its end, then say what it was.
-            elif not (self.told and alive) and now > looked + LOOK_SECONDS:
-                looked = now
+            # After SIGTERM the process may set Crashed before it ends. Wait for its end, then set the right state.
+            elif not (self.terminated and alive) and now > queried + QUERY_SECONDS:
+                queried = now
                 try:
-                    if (why := self._look(alive)) is not None:
-                        return why
-                    answers = True
+                    if (reason := self._query(alive)) is not None:
+                        return reason
+                    server_answers = True
                 except ObjectNotFound:
                     return "the run was deleted"
-                except (
-                    httpx.HTTPError,
-                    OSError,
-                    RuntimeError,
-                ) as error:  # the client turns a server that is away into any of these
-                    if answers:
-                        _say(f"the server does not answer, and is asked on: {error!r}")
-                    answers = False
+                # Prefect's client raises any of these when the server is away.
+                except (httpx.HTTPError, OSError, RuntimeError) as error:
+                    if server_answers:
+                        _log(f"the server does not answer, trying again: {error!r}")
+                    server_answers = False
             time.sleep(POLL_SECONDS)
 
-    def _look(self, alive: bool) -> str | None:
+    def _query(self, alive: bool) -> str | None:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(self.flow_run_id)
             if alive:
-                if not own(run):
+                if not in_first_process(run):
                     return f"{run.state.name} (run {run.run_count})"
                 if run.state.is_cancelling():
-                    _say(f"{self.flow_run_id} is to be cancelled: process {self.process.pid} is told to end")
+                    _log(f"{self.flow_run_id} is Cancelling: sending SIGTERM to process {self.process.pid}")
                     self._signal(psutil.Process.terminate)
-                    self.told = time.monotonic()
+                    self.terminated = time.monotonic()
                 return None
-            final = outcome(run, told=self.told is not None)
+            final = outcome(run, terminated=self.terminated is not None)
             if final is not None:
-                # Only a cancelled run may have called itself crashed before; Crashed never replaces a final state, the server sees to that.
+                # A cancelled run may have set Crashed before, which only `force` replaces. Crashed itself never
+                # replaces a final state: the server refuses it.
                 client.set_flow_run_state(run.id, final, force=final.is_cancelled())
             return (final or run.state).name
 
@@ -106,41 +105,44 @@ class Guard:
         except psutil.NoSuchProcess:
             return False
 
-    def _signal(self, how: Callable[[psutil.Process], None]) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone, or its id is another process's by now
-            how(self.process)
+    def _signal(self, send: Callable[[psutil.Process], None]) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended, or its id belongs to another process now
+            send(self.process)
 
 
-def own(run: FlowRun) -> bool:
-    """Whether the run, not final, is still in its first process's hands: Retry schedules it first, and counts one more when it runs."""
+def in_first_process(run: FlowRun) -> bool:
+    """Whether the run is not final and still in its first process. Retry schedules it, then increases its run count."""
     state = run.state
-    return (state.is_pending() and run.run_count == 0) or (
-        (state.is_running() or state.is_cancelling()) and run.run_count <= 1
-    )
+    if state.is_pending():
+        return run.run_count == 0
+    return (state.is_running() or state.is_cancelling()) and run.run_count <= 1
 
 
-def outcome(run: FlowRun, told: bool) -> State | None:
-    """The state to set once the run's process is gone; None where it is right as it is or another's. `told`: the process was told to end, to cancel the run."""
-    if told and run.state.is_crashed() and run.run_count <= 1:
+def outcome(run: FlowRun, terminated: bool) -> State | None:
+    """The state to set once the process of the run has ended; None to leave the state as it is.
+
+    `terminated` says that the process got SIGTERM from the watchdog, to cancel the run.
+    """
+    if terminated and run.state.is_crashed() and run.run_count <= 1:
         return cancelled()
-    if not own(run):
+    if not in_first_process(run):
         return None
-    return cancelled() if run.state.is_cancelling() else Crashed(message=f"{GONE}: {GOES_ON}.")
+    return cancelled() if run.state.is_cancelling() else Crashed(message=f"{PROCESS_ENDED}: {HOW_TO_CONTINUE}.")
 
 
 def cancelled() -> State:
-    """Cancelled, with a message that says what is left."""
-    return Cancelled(message=f"The run was cancelled: {GOES_ON}.")
+    """Cancelled, with a message that says how to continue."""
+    return Cancelled(message=f"The run was cancelled: {HOW_TO_CONTINUE}.")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {os.getpid()} {text}", flush=True)
 
 
 def main(pid: str, created: str, flow_run_id: str) -> None:
-    """Guards until the run has ended."""
-    _say(f"guards {flow_run_id} in process {pid}")
-    _say(f"ends: {Guard(processes.find(int(pid), float(created)), UUID(flow_run_id)).watch()}")
+    """Watches until the run has ended."""
+    _log(f"watching {flow_run_id} in process {pid}")
+    _log(f"ending: {Watchdog(processes.find(int(pid), float(created)), UUID(flow_run_id)).watch()}")
 
 
 if __name__ == "__main__":

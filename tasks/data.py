@@ -32,7 +32,7 @@ def prepare_data(run: Run, section: DataSection, grpo: GRPOSection, seed: int) -
 
 
 def _show_card(run: Run, artifact: Artifact) -> None:
-    """Creates the markdown artifact `data-card` of the flow run. A Prefect server that is away does not fail the task."""
+    """Creates the artifact `data-card` of the flow run. The task does not fail if the Prefect server is away."""
     with tempfile.TemporaryDirectory(prefix="ratchet-card-") as folder:
         fetch(run, artifact, Path(folder), only=lambda path: path == "card.md")
         text = (Path(folder) / "card.md").read_text(encoding="utf-8")

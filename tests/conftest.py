@@ -1,4 +1,4 @@
-"""The real embedded stack, once per session for the tests that ask for it."""
+"""Fixtures that several folders use: the real embedded stack, models, and stores."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tasks.core.tracking.runs import connect
 
 @pytest.fixture(scope="session")
 def stack_options():
-    """Arguments of `stack.up` for the session's stack: free ports, and an end when pytest ends, however it does."""
+    """Arguments of `stack.up` for the stack of the session: free ports, and the stack ends when pytest ends."""
     return {
         "ports": {name: settings.free_port() for name in settings.PORTS},
         "die_with": os.getpid(),
@@ -28,7 +28,10 @@ def stack_options():
 
 @pytest.fixture(scope="session", name="stack")
 def running_stack(tmp_path_factory, stack_options):
-    """`{"prefect", "mlflow", "s3", "home", "project"}` of a stack that runs; the environment and Prefect's settings lead to it."""
+    """Addresses and folders of a running stack: {"prefect", "mlflow", "s3", "home", "project"}.
+
+    The environment and Prefect's settings point to it.
+    """
     folder = tmp_path_factory.mktemp("stack")
     home, project = folder / "home", folder / "project"
     project.mkdir()
@@ -36,7 +39,7 @@ def running_stack(tmp_path_factory, stack_options):
     with pytest.MonkeyPatch.context() as patch:
         for name in (n for names in settings.DECIDING.values() for n in names):
             patch.delenv(name, raising=False)
-        # The worker looks for runs every ten seconds, unless told otherwise.
+        # By default the worker looks for runs every ten seconds.
         patch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
         try:
             urls = stack.up(home, **stack_options)
@@ -45,14 +48,14 @@ def running_stack(tmp_path_factory, stack_options):
             with _prefect_settings(home):
                 yield {**urls, "home": home, "project": project}
         finally:
-            # Logs on their way to a server that is gone would be tried for a minute.
+            # Prefect would try for a minute to send logs to a server that has ended.
             APILogWorker.drain_all(timeout=10)
             stack.down(home)
 
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    """Writes a module of the user's that can be imported as my_rewards."""
+    """Writes a user's module that can be imported as my_rewards."""
 
     def write(code: str) -> None:
         (tmp_path / "my_rewards.py").write_text(code)
@@ -65,7 +68,7 @@ def user_module(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def two_models(tmp_path_factory):
-    """(data, policy folder, reference folder): two models of different seeds with one tokenizer."""
+    """(data, policy folder, reference folder): two models with different seeds and one tokenizer."""
     import torch
 
     torch.set_num_threads(2)
@@ -77,13 +80,13 @@ def two_models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pair(two_models):
-    """The two models themselves."""
+    """The two models of `two_models`, loaded."""
     return tuple(loading.load_policy(folder, tiny.MODEL, tiny.CPU, for_training=False) for folder in two_models[1:])
 
 
 @pytest.fixture
 def tracking(stack):
-    """An experiment of its own at the stack's MLflow."""
+    """A new experiment on the stack's MLflow server."""
     return connect(TrackingSection(experiment=f"test-{uuid.uuid4().hex[:8]}"))
 
 
@@ -108,18 +111,18 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def s3_root(stack):
-    """A prefix of its own in the stack's S3."""
+    """A new prefix in the stack's S3 store."""
     return f"s3://ratchet/{uuid.uuid4()}"
 
 
 @pytest.fixture
 def dir_root(tmp_path):
-    """A folder of its own, as a store."""
+    """A new folder as the root of a store."""
     return f"file://{tmp_path / 'store'}"
 
 
 def _prefect_settings(home):
-    """Prefect reads the environment when it is imported, which a test module may have done before the stack was up."""
+    """Prefect reads the environment at import, and a test module may have imported it before the stack was up."""
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
     env = settings.environment(home)

@@ -121,7 +121,7 @@ class Stage:
 
 
 def run_stage(run: Run, stage: Stage) -> State:
-    """Returns a Completed state with the stage's Artifact as data; the state is named `Cached` when the artifact existed.
+    """Returns a Completed state with the stage's Artifact as data, named `Cached` if the artifact existed before.
 
     Raises what the work raises.
     """

@@ -36,7 +36,7 @@ def work_folder(parent: Path, stage: str) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the work folders of processes that have ended, and results in `kept/` that are older than KEPT_SECONDS."""
+    """Removes work folders of processes that have ended, and results in `kept/` older than KEPT_SECONDS."""
     for folder in parent.glob("*-*"):
         with contextlib.suppress(OSError):
             # A living process holds the lock of its folder. A process id would not tell: it means nothing in another

@@ -67,14 +67,14 @@ def test_every_field_is_described_in_a_sentence(section):
 def test_misspelt_key_is_named_with_the_likely_one():
     assert (
         refusal({"grpo": {"lerning_rate": 1e-5}})
-        == "grpo.lerning_rate is no field of the configuration: did you mean learning_rate?"
+        == "grpo.lerning_rate is not a field of the configuration: did you mean learning_rate?"
     )
 
 
 def test_misspelt_key_inside_a_gate_is_found():
     assert (
         refusal({"gates": {"kl": {"metric": "kl", "maxx": 1}}})
-        == "gates.kl.maxx is no field of the configuration: did you mean max?"
+        == "gates.kl.maxx is not a field of the configuration: did you mean max?"
     )
 
 
@@ -234,5 +234,5 @@ def test_missing_file_names_the_presets():
 @pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "grpo:\n  max_steps: 1\n  max_steps: 2\n"])
 def test_a_key_that_is_given_twice_is_refused(tmp_path, text):
     (tmp_path / "my.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"(seed|max_steps) is given twice: take one out"):
+    with pytest.raises(ConfigError, match=r"(seed|max_steps) is given twice: remove one"):
         load(tmp_path / "my.yaml")

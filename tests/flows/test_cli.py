@@ -10,7 +10,7 @@ from flows import cli
 
 @pytest.fixture
 def ratchet(monkeypatch, capsys, tmp_path):
-    """Calls the command in an empty folder; gives its exit code and what it printed."""
+    """Calls the command in an empty folder; returns (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
@@ -26,7 +26,7 @@ def ratchet(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def rows(tmp_path):
-    """Writes a JSON Lines file of so many sums and gives its path."""
+    """Writes a JSON Lines file with one sum per answer and returns its path."""
 
     def write(*answers):
         path = tmp_path / "rows.jsonl"
@@ -44,7 +44,7 @@ def rows(tmp_path):
 REFUSED = {
     "misspelt key": (
         ["tiny", "--set", "grpo.kl_coeff=0.1"],
-        "ratchet: grpo.kl_coeff is no field of the configuration: did you mean kl_coef?\n",
+        "ratchet: grpo.kl_coeff is not a field of the configuration: did you mean kl_coef?\n",
     ),
     "batch": (
         ["tiny", "--set", "grpo.batch_size=100"],
@@ -74,9 +74,9 @@ def test_check_prints_batch_arithmetic(ratchet):
     code, out, _ = ratchet("check", "tiny")
     assert code == 0
     assert (
-        "a step takes 128 x 1 accumulation x 1 processes = 128 completions = 16 prompts x 8; 3,448 of 3,448 samples; 216 steps an epoch, 40 in all"
-        in out
-    )
+        "a step takes 128 x 1 accumulation x 1 processes = 128 completions = 16 prompts x 8; "
+        "3,448 of 3,448 samples; 216 steps an epoch, 40 in all"
+    ) in out
 
 
 def test_check_estimates_memory(ratchet):
@@ -88,7 +88,7 @@ def test_unparseable_gold_answer_is_named_with_its_line(ratchet, rows):
     assert (code, "line 2" in err, err.count("\n")) == (2, True, 1)
 
 
-def test_model_path_that_is_not_one_is_named(ratchet, tmp_path):
+def test_path_without_a_model_is_named(ratchet, tmp_path):
     code, _, err = ratchet("check", "tiny", "--set", f"model.name={tmp_path}")
     assert (code, err) == (
         2,
@@ -158,7 +158,11 @@ def test_env_leads_another_program_to_the_stack(stack, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("PREFECT_API_URL", "http://[::1", "ratchet: PREFECT_API_URL is 'http://[::1' and no address ("),
+        (
+            "PREFECT_API_URL",
+            "http://[::1",
+            "ratchet: PREFECT_API_URL is 'http://[::1' and must be an http(s) address (",
+        ),
         (
             "MLFLOW_TRACKING_URI",
             "ftp://x",
@@ -171,7 +175,7 @@ def test_env_leads_another_program_to_the_stack(stack, monkeypatch, capsys):
         ),
     ],
 )
-def test_an_address_that_is_none_is_one_sentence_for_gc(stack, ratchet, monkeypatch, name, value, said):
+def test_an_invalid_address_is_one_sentence_for_gc(stack, ratchet, monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
     code, out, err = ratchet("gc")
     assert (code, out, err[: len(said)]) == (2, "", said)

@@ -1,4 +1,4 @@
-"""Whatever dies, a run ends in the right state and leaves no process behind: a real stack, real kills."""
+"""After any kill, a run ends in the right state and leaves no process behind. A real stack, real kills."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from deployments.local import stack as embedded
 from flows import run_watchdog
 from tasks.core.storage.store import open_store
 
-# Never done: every run of these is ended by its test.
+# Such a run never finishes; each test ends its run.
 ENDLESS = {
     **tiny.RUN,
     "sft": {"max_steps": 100_000, "batch_size": 8, "logging_steps": 1, "save_steps": 10},
@@ -42,7 +42,7 @@ def client(stack):
 
 @pytest.fixture(scope="module")
 def cancelled(stack, client):
-    """A training under the worker, cancelled as the page does it, and then retried until it trains again; and what was seen on the way."""
+    """A training under the worker, cancelled as the UI does it, then retried until it trains again."""
     root = "s3://ratchet/endings"
     deployment = client.read_deployment_by_name("post-train/post-train")
     run = client.create_flow_run_from_deployment(
@@ -63,7 +63,7 @@ def cancelled(stack, client):
 
 @pytest.fixture(scope="module")
 def worker_lost(stack, client, cancelled):
-    """The retried training, whose worker was killed."""
+    """The retried training, after its worker was killed."""
     server = control.rpc(settings.load(stack["home"])["socket"])
     engine = engine_of(cancelled.id)
     children = engine.children(recursive=True)
@@ -71,7 +71,7 @@ def worker_lost(stack, client, cancelled):
     os.kill(worker, signal.SIGKILL)
     state = ended(client, cancelled.id, after=1)
     psutil.wait_procs([engine, *children], timeout=40)
-    # For whoever comes next.
+    # Later tests need a worker.
     eventually(
         lambda: (
             (info := server.getProcessInfo("worker"))["pid"] not in (0, worker)
@@ -83,7 +83,7 @@ def worker_lost(stack, client, cancelled):
 
 @pytest.fixture
 def here(stack, client, s3_root):
-    """`ratchet run` in a process of its own that is at work in a child: the process, its child, and the id of its flow run."""
+    """A `ratchet run` whose child process is working: the process, its child, and the id of its flow run."""
     sets = [f"{key}={json.dumps(value)}" for key, value in {**ENDLESS, "storage.root": s3_root}.items()]
     command = [Path(sys.executable).with_name("ratchet"), "run", "tiny", *(part for s in sets for part in ("--set", s))]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -98,15 +98,15 @@ def here(stack, client, s3_root):
                     None,
                 )
             )
-            guards = [
+            watchdogs = [
                 p.cmdline() for p in psutil.Process(process.pid).children() if "flows.run_watchdog" in command_of(p)
             ]
-            yield SimpleNamespace(process=process, child=child, flow_run=guards[0][-1])
+            yield SimpleNamespace(process=process, child=child, flow_run=watchdogs[0][-1])
         finally:
             process.kill()
 
 
-def test_a_run_cancelled_on_the_page_is_cancelled(cancelled):
+def test_a_run_cancelled_in_the_ui_is_cancelled(cancelled):
     assert cancelled.state == "Cancelled"
 
 
@@ -134,18 +134,18 @@ def test_ratchet_run_that_was_killed_is_crashed_and_leaves_no_child(client, here
     here.process.kill()
     assert ended(client, here.flow_run) == "Crashed"
     assert client.read_flow_run(here.flow_run).state.message == (
-        "The process of `ratchet run` is gone without a word (killed, or out of memory): "
-        "what was finished is kept, and Retry or the same command goes on from there."
+        "The process of `ratchet run` ended without a result (it was killed, or ran out of memory): "
+        "finished stages and checkpoints are kept, and Retry or the same command continues from them."
     )
     assert psutil.wait_procs([here.child], timeout=30)[1] == []
 
 
-def test_ratchet_run_that_is_cancelled_on_the_page_says_so_and_ends(client, here):
+def test_ratchet_run_that_is_cancelled_in_the_ui_says_so_and_ends(client, here):
     client.set_flow_run_state(here.flow_run, Cancelling())
     errors = here.process.communicate(timeout=120)[1].splitlines()
-    assert (
-        errors[-1]
-        == "ratchet: the run was cancelled: what was finished is kept, and Retry or the same command goes on from there"
+    assert errors[-1] == (
+        "ratchet: the run was cancelled: finished stages and checkpoints are kept, "
+        "and Retry or the same command continues from them"
     )
     assert (here.process.returncode, client.read_flow_run(here.flow_run).state.name, here.child.is_running()) == (
         1,
@@ -155,7 +155,7 @@ def test_ratchet_run_that_is_cancelled_on_the_page_says_so_and_ends(client, here
 
 
 @pytest.mark.parametrize(
-    ("state", "run_count", "told", "expected"),
+    ("state", "run_count", "terminated", "expected"),
     [
         (Pending(), 0, False, "Crashed"),
         (Running(), 1, False, "Crashed"),
@@ -171,8 +171,8 @@ def test_ratchet_run_that_is_cancelled_on_the_page_says_so_and_ends(client, here
         (Crashed(), 2, True, None),
     ],
 )
-def test_the_guard_ends_its_own_run_and_leaves_alone_one_that_was_retried(state, run_count, told, expected):
-    final = run_watchdog.outcome(SimpleNamespace(state=state, run_count=run_count), told)
+def test_the_watchdog_ends_its_own_run_and_leaves_a_retried_one_alone(state, run_count, terminated, expected):
+    final = run_watchdog.outcome(SimpleNamespace(state=state, run_count=run_count), terminated)
     assert (final and final.name) == expected
 
 
@@ -222,7 +222,7 @@ def automations(stack):
 
 
 def engine_of(flow_run):
-    """The process in which a worker's flow run is at work."""
+    """The process of a flow run that a worker started."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if "prefect.engine" in command_of(process) and process.environ().get("PREFECT__FLOW_RUN_ID") == str(
@@ -241,13 +241,13 @@ def alive(processes):
 
 
 def newest_checkpoint(root):
-    """Number of the newest whole SFT checkpoint; 0 where there is none."""
+    """Step of the newest whole SFT checkpoint; 0 without one."""
     found = [re.search(r"/checkpoints/step-(\d+)/manifest\.json$", key) for key in open_store(root).list("sft/")]
     return max((int(match[1]) for match in found if match), default=0)
 
 
 def first_step(client, flow_run, attempt):
-    """The first step of training that the run's log tells of after its start number `attempt`; None while there is none."""
+    """The first training step in the run's log since it started the `attempt`-th time; None before that step."""
     starts = [state.timestamp for state in client.read_flow_run_states(flow_run) if state.name == "Running"]
     if len(starts) < attempt:
         return None
@@ -267,7 +267,7 @@ def ended(client, flow_run, after=0):
 
 
 def eventually(found, seconds=280):
-    """What `found` returns as soon as that is something."""
+    """The first true value that `found` returns."""
     end = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < end, f"nothing after {seconds} s"
