@@ -1,7 +1,7 @@
-# `make run` and `make test` set everything up themselves and may be run again at any time.
+# `make run` and `make test` install everything they need. You can repeat them at any time.
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Compiled below, on all cores: pip does it file by file.
+# pip compiles one file at a time; `compileall` below uses all cores.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: run test chaos install lint smollm2 down
@@ -13,9 +13,9 @@ run: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup
 
-# Kills random processes of the pipeline at random moments, ROUNDS times, and compares what comes out.
+# Kills a random process of the pipeline at a random moment, ROUNDS times, and compares the results.
 ROUNDS ?= 30
 SEED ?= 1
 chaos: install

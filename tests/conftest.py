@@ -16,6 +16,14 @@ from tasks.core.model import loading
 from tasks.core.tracking.runs import connect
 
 
+def pytest_collection_modifyitems(items):
+    """Keeps the tests that use the stack together in two groups, so that at most two workers start one."""
+    for item in items:
+        if "stack" in item.fixturenames:
+            group = "pipelines" if item.path.parent.name == "flows" else "servers"
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def stack_options():
     """Arguments of `stack.up` for the stack of the session: free ports, and the stack ends when pytest ends."""
