@@ -9,7 +9,7 @@ from flows.cli import app
 README = (ROOT / "README.md").read_text()
 
 
-def test_configuration_page_is_the_schemas():
+def test_configuration_page_matches_the_schema():
     assert (ROOT / "docs/configuration.md").read_text() == document.markdown()
 
 
@@ -27,6 +27,19 @@ def test_every_make_target_in_the_readme_exists():
     assert set(re.findall(r"^make (\w+)", README, re.MULTILINE)) <= targets
 
 
-def test_every_file_that_the_pages_link_to_exists():
-    links = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_linked_files_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = {page: re.findall(r"\]\(((?!http)[^)#]+)\)", page.read_text()) for page in pages}
+    assert [(p.name, link) for p, found in links.items() for link in found if not (p.parent / link).exists()] == []
+
+
+def test_lines_of_prose_have_at_most_120_characters():
+    long = []
+    for page in [ROOT / "README.md", ROOT / "docs/how-it-works.md", ROOT / "docs/configuration.md"]:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        long += [(page.name, line) for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert long == []
+
+
+def test_the_readme_fits_on_two_screens():
+    assert len(README.splitlines()) <= 100
