@@ -38,7 +38,7 @@ __all__ = [
 
 
 class RegistrySection(Section):
-    """The registered model."""
+    """The model in MLflow's registry."""
 
     name: str = Field(
         "ratchet",
@@ -62,10 +62,12 @@ class StorageSection(Section):
 
 
 class TrackingSection(Section):
-    """Where runs are shown."""
+    """The MLflow server that shows the runs."""
 
     uri: str | None = Field(
-        None, pattern=r"^https?://[^/]+", description="MLflow server; none means the environment's MLFLOW_TRACKING_URI."
+        None,
+        pattern=r"^https?://[^/]+",
+        description="Address of the MLflow server. By default, the environment variable MLFLOW_TRACKING_URI.",
     )
     experiment: str = Field("ratchet", min_length=1, description="Name of the MLflow experiment.")
 

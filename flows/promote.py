@@ -1,4 +1,4 @@
-"""Promotion to Production, and its inverse."""
+"""The flows that promote a model version to Production and roll a promotion back."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from tasks.promote import promote_version, rollback_version
 
 @flow(name="promote")
 def promote(model: str, version: int | None = None) -> State:
-    """Takes a version that passed its gates to Production, as champion; the champion before it goes to Archived.
+    """Promotes a version that passed its gates: it becomes the champion, in Production, and the old one is archived.
 
     Args:
         model: Name of the registered model.
-        version: Number of the version; none means the challenger, the version in Staging.
+        version: Number of the version. If empty, the challenger (the version in Staging) is promoted.
     """
     return _report(promote_version(model, version), "Promoted")
 
 
 @flow(name="rollback")
 def rollback(model: str) -> State:
-    """Takes the version that was champion before back to Production; the present champion goes to Archived.
+    """Undoes the last promotion: the champion before it becomes the champion again, and the present one is archived.
 
     Args:
         model: Name of the registered model.
@@ -31,7 +31,7 @@ def rollback(model: str) -> State:
 
 
 def _report(result: dict[str, Any], name: str) -> State:
-    """The final state, and the same as an artifact of the flow run."""
+    """The final state. Its message and links are also shown as a markdown artifact of the flow run."""
     before = "none" if result["previous"] is None else f"version {result['previous']}"
     rows = [
         ("model", result["model"]),

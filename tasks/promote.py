@@ -11,7 +11,7 @@ from prefect import task
 from configs.errors import RatchetError
 from configs.schema import TrackingSection
 from tasks.core.tracking import promotion, registry
-from tasks.core.tracking.runs import PAGE, Tracking, connect
+from tasks.core.tracking.runs import Tracking, connect
 from tasks.runtime import locks
 from tasks.runtime.errors import hide_tracebacks
 from tasks.runtime.stage import RETRIES
@@ -65,6 +65,5 @@ def _with_links(result: dict[str, Any], tracking: Tracking) -> dict[str, Any]:
     version = registry.describe(result["model"], result["version"], tracking)
     urls = {"model_version": registry.version_url(version, tracking)}
     if result["run_id"]:
-        experiment = promotion.audit_experiment(tracking)
-        urls["audit_run"] = f"{tracking.uri}/#/experiments/{experiment}/runs/{result['run_id']}{PAGE}"
+        urls["audit_run"] = tracking.run_url(result["run_id"], promotion.audit_experiment(tracking))
     return {**result, "urls": urls}

@@ -19,9 +19,12 @@ VERSION = 1
 
 @task(name="register", task_run_name="register", **RETRIES)
 def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Artifact, verdict: Artifact) -> State:
-    """Makes a model version of the GRPO artifact, with the verdict as tags; one that passed goes to Staging as challenger."""
+    """Registers the GRPO artifact as a model version with the verdict as tags.
+
+    A version that passed becomes the challenger, in Staging.
+    """
     passed = verdict.metrics["passed"]
-    # The address is part of the key: a GRPO stage that was redone lies elsewhere, and the version must lead there.
+    # The address is part of the key: a GRPO stage that is redone has another address, and needs another version.
     stage = Stage(
         "register", VERSION, {"registry": section.key(), "model": f"{grpo.uri}/model"}, {"grpo": grpo, "judge": verdict}
     )
@@ -34,12 +37,10 @@ def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Art
     tags |= {f"gate.{g['name']}": f"{g['outcome']}: {g['sentence']}" for g in verdict.metrics["verdict"]["gates"]}
 
     def make(out: Path) -> dict[str, Any]:
-        folder = fetch(
-            run, grpo, out.parent / "grpo"
-        )  # checks every byte against the manifest: no damaged model gets a version
-        version = registry.register(
-            section, run.tracking, f"{grpo.uri}/model", grpo.mlflow_run or run.parent, tags, stage.key, folder / "model"
-        )
+        # The only time that the model's bytes are read. `fetch` compares them with the manifest.
+        model = fetch(run, grpo, out.parent / "grpo") / "model"
+        run_id = grpo.mlflow_run or run.parent
+        version = registry.register(section, run.tracking, f"{grpo.uri}/model", run_id, tags, stage.key, model)
         if passed:
             with model_lock(section.name):
                 version = registry.stage_challenger(version, run.tracking)

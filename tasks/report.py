@@ -74,4 +74,4 @@ def _end_parent_run(run: Run, stages: Stages, metrics: dict[str, Any], verdict: 
             f"ratchet.{artifact.stage}.uri": artifact.uri,
             f"ratchet.{artifact.stage}.cached": str(artifact.cached),
         }
-    run.tracking.finish(run.parent, "FINISHED", final, tags, text, spool=run.spool)
+    run.tracking.finish(run.parent, "FINISHED", final, tags, text, outbox=run.outbox)

@@ -8,7 +8,6 @@ import uuid
 import pytest
 import tiny
 from prefect.logging.handlers import APILogWorker
-from wire import Wire
 
 from configs.schema import TrackingSection
 from deployments.local import settings, stack
@@ -96,14 +95,6 @@ def pair(two_models):
 def tracking(stack):
     """A new experiment on the stack's MLflow server."""
     return connect(TrackingSection(experiment=f"test-{uuid.uuid4().hex[:8]}"))
-
-
-@pytest.fixture
-def wire(tracking):
-    """A wire to the stack's MLflow that can be cut."""
-    wire = Wire(tracking.uri)
-    yield wire
-    wire.close()
 
 
 @pytest.fixture

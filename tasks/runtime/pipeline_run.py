@@ -52,10 +52,10 @@ def begin(cfg: RunConfig) -> Run:
     tags = {"ratchet.store": store.root, "ratchet.prefect": flow_run.ui_url or str(flow_run.id)}
     parent = mlflow.parent(str(flow_run.id), flow_run.name, cfg.model_dump(mode="json"), tags)
     home = Path(os.environ.get("RATCHET_HOME", ".ratchet")).absolute()
-    work, spool = home / "work", home / "spool"
+    work, outbox = home / "work", home / "outbox"
     remove_abandoned(work)
-    mlflow.deliver_spooled(spool)
-    return Run(str(flow_run.id), store, mlflow, parent, work, cfg.storage.timeout_seconds, spool)
+    mlflow.deliver_outbox(outbox)
+    return Run(str(flow_run.id), store, mlflow, parent, work, cfg.storage.timeout_seconds, outbox)
 
 
 class Stages:
@@ -80,13 +80,13 @@ def tracked(run: Run) -> Iterator[Stages]:
     try:
         yield Stages()
     except Exception:
-        run.tracking.finish(run.parent, "FAILED", {}, spool=run.spool)
+        run.tracking.finish(run.parent, "FAILED", {}, outbox=run.outbox)
         raise
     except BaseException:
-        run.tracking.finish(run.parent, "KILLED", {}, spool=run.spool)
+        run.tracking.finish(run.parent, "KILLED", {}, outbox=run.outbox)
         raise
     finally:
-        run.tracking.deliver_spooled(run.spool)
+        run.tracking.deliver_outbox(run.outbox)
         run.tracking.settle(SETTLE_SECONDS)
 
 

@@ -12,7 +12,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
 
-from tasks.core.tracking.curves import StageRun
+from tasks.core.tracking.background_run import BackgroundRun
 
 CURVES = ("reward", "kl_k3", "loss")
 # The shortest time between two updates of the progress bar, and how long the last update may take.
@@ -25,7 +25,7 @@ class Progress:
     A Prefect server that is away costs updates of the progress bar; it never stops the work.
     """
 
-    def __init__(self, stage: str, mlflow_run: StageRun):
+    def __init__(self, stage: str, mlflow_run: BackgroundRun):
         self.stage, self.mlflow_run, self.log = stage, mlflow_run, get_run_logger()
         self.artifact: UUID | None = None
         self.update: threading.Thread | None = None

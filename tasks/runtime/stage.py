@@ -24,7 +24,7 @@ from tasks.core.storage.artifacts import stage_key
 from tasks.core.storage.checkpoints import Checkpoints
 from tasks.core.storage.directory import DirectoryStore
 from tasks.core.storage.store import Store
-from tasks.core.tracking.curves import StageRun
+from tasks.core.tracking.background_run import BackgroundRun
 from tasks.core.tracking.runs import Tracking
 from tasks.runtime.progress import Progress, numbers
 from tasks.runtime.stage_lock import stage_lock
@@ -70,7 +70,7 @@ class Run:
     parent: str
     work: Path
     timeout_seconds: float
-    spool: Path
+    outbox: Path
     used: list[str] = field(default_factory=list)
 
     @property
@@ -172,7 +172,9 @@ def _run(run: Run, stage: Stage, attempt: int, started: float) -> State:
     """Does the stage's work and records it in an MLflow run of its own."""
     log = get_run_logger()
     log.info("%s: attempt %s", stage.name, attempt)
-    mlflow_run = run.tracking.stage(run.parent, stage.name, stage.key, stage.section, attempt=attempt, spool=run.spool)
+    mlflow_run = run.tracking.stage(
+        run.parent, stage.name, stage.key, stage.section, attempt=attempt, outbox=run.outbox
+    )
     if "data" in stage.inputs:
         mlflow_run.dataset("data", stage.inputs["data"].digest, stage.inputs["data"].uri)
     try:
@@ -198,7 +200,7 @@ def _run(run: Run, stage: Stage, attempt: int, started: float) -> State:
     return Completed(name="Completed", message=f"{stage.name} is done: {done.uri}", data=done)
 
 
-def _work(run: Run, stage: Stage, mlflow_run: StageRun) -> artifacts.Manifest:
+def _work(run: Run, stage: Stage, mlflow_run: BackgroundRun) -> artifacts.Manifest:
     """Makes the result on this disk and uploads it. If an earlier attempt finished but did not upload, only uploads."""
     checkpoints = Checkpoints(run.store, run.disk, stage.name, stage.key, stage.keep_checkpoints or 1)
     manifest = _finished_before(checkpoints.disk, stage.prefix)
@@ -224,7 +226,7 @@ def _finished_before(disk: DirectoryStore, prefix: str) -> artifacts.Manifest | 
     return manifest
 
 
-def _make(run: Run, stage: Stage, disk: DirectoryStore, mlflow_run: StageRun) -> artifacts.Manifest:
+def _make(run: Run, stage: Stage, disk: DirectoryStore, mlflow_run: BackgroundRun) -> artifacts.Manifest:
     """Does the work in a work folder and commits the result to this disk."""
     started = time.monotonic()
     with work_folder(run.work, stage.name) as work:
@@ -239,7 +241,7 @@ def _make(run: Run, stage: Stage, disk: DirectoryStore, mlflow_run: StageRun) ->
         return artifacts.commit(disk, stage.prefix, out, stage=stage.name, key=stage.key, seconds=seconds, **described)
 
 
-def _make_in_child(run: Run, stage: Stage, work: Path, mlflow_run: StageRun) -> dict[str, Any]:
+def _make_in_child(run: Run, stage: Stage, work: Path, mlflow_run: BackgroundRun) -> dict[str, Any]:
     inputs = {name: fetch(run, artifact, work / "inputs" / name) for name, artifact in stage.inputs.items()}
     request = {**stage.request, "stage": stage.name, "inputs": {name: str(path) for name, path in inputs.items()}}
     if stage.keep_checkpoints:

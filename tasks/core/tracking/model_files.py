@@ -1,4 +1,4 @@
-"""A Hugging Face folder made into an MLflow model, in place."""
+"""Turns a Hugging Face folder into an MLflow model, in place."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from configs.errors import ModelError
 
 REQUIREMENTS = ("mlflow", "torch", "transformers", "accelerate")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# What a tokenizer does not need: MLflow's own files and the weights.
+# Files that a tokenizer does not need: those of MLflow, and the weights.
 NOT_TOKENIZER = (
     "MLmodel",
     "requirements.txt",
@@ -24,17 +24,18 @@ NOT_TOKENIZER = (
 
 
 def write_mlmodel(folder: Path) -> None:
-    """Makes an MLflow model of a flat Hugging Face folder, in place and without loading or copying the weights.
+    """Adds MLflow's files to a flat Hugging Face folder, without loading or copying the weights.
 
-    It then loads with from_pretrained, mlflow.transformers.load_model and mlflow.pyfunc.load_model (chat). Equal folders get equal files:
-    nothing in them names a time, an id or a path. Raises ModelError for a folder that holds no whole model.
+    The folder then loads with from_pretrained, mlflow.transformers.load_model and mlflow.pyfunc.load_model (chat).
+    Equal folders get equal files, because the files contain no time, id or path. Raises ModelError if config.json or
+    the weights are missing.
     """
     import yaml
 
     if not (folder / "config.json").is_file() or not any(p for pattern in WEIGHTS for p in folder.glob(pattern)):
-        raise ModelError(f"{folder} holds no Hugging Face model: config.json and safetensors weights must be there")
+        raise ModelError(f"{folder} is not a Hugging Face model: it must contain config.json and safetensors weights")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # MLflow looks for the tokenizer there and nowhere else; these are the only files that are kept twice.
+    # MLflow looks for the tokenizer only there. These are the only files that exist twice.
     tokenizer = folder / "components" / "tokenizer"
     tokenizer.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Promotion and rollback of a registered model, each read back and with an audit run of its own."""
+"""Promotion and rollback of a registered model. Each is read back afterwards and has an audit run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,22 +14,24 @@ from tasks.core.tracking.registry import (
     aliases,
     check_bytes,
     describe,
-    mirror,
     stages,
+    update_stages,
 )
 from tasks.core.tracking.runs import Tracking
 from tasks.core.tracking.server import experiment_id, mlflow_errors
 
-PROMOTIONS = "ratchet-promotions"
+AUDIT_EXPERIMENT = "ratchet-promotions"
 
 
 def promote(model: str, version: int | None, tracking: Tracking) -> dict[str, Any]:
-    """Makes a version (none: the challenger) the champion, in Production; the champion before it becomes `previous`, Archived.
+    """Makes a version the champion, in Production. Without a version, promotes the challenger.
 
-    Not safe beside another promotion of the same model: MLflow has no compare-and-swap, so the caller holds a lock (tasks/promote.py).
-    A promotion that was cut off is completed by another. Returns model, version, previous, changed, message, run_id. Raises BadInput for what
-    may not be promoted, IntegrityError for a model that is no longer the one that was registered, TrackingUnavailable, and RatchetError when the
-    registry does not hold afterwards what was asked.
+    The champion before it becomes `previous`, Archived. Promoting again completes a promotion that was interrupted.
+    The caller must hold the model's lock (tasks/promote.py), because MLflow has no compare-and-swap.
+
+    Returns model, version, previous, changed, message and run_id. Raises BadInput if the version may not be promoted,
+    IntegrityError if the stored model differs from the registered one, TrackingUnavailable, and RatchetError if the
+    registry does not show the promotion afterwards.
     """
     now = aliases(model, tracking)
     number = version if version is not None else now.get(CHALLENGER)
@@ -39,63 +41,81 @@ def promote(model: str, version: int | None, tracking: Tracking) -> dict[str, An
         )
     candidate, old = describe(model, number, tracking), now.get(CHAMPION)
     if number == old:
-        with mlflow_errors(f"complete the promotion of version {number} of {model!r}", tracking.uri):
-            if now.get(CHALLENGER) == number:
-                tracking.client.delete_registered_model_alias(model, CHALLENGER)
-            mirror(model, tracking)
-            _verify(model, number, now.get(PREVIOUS), tracking)
-        return _outcome(
-            model, number, now.get(PREVIOUS), False, f"version {number} of {model} is the champion already", None
-        )
+        return _complete(model, number, now, tracking)
     if not candidate.passed:
         status = candidate.tags.get(STATUS_TAG, "missing")
         raise BadInput(
-            f"version {number} of {model} has {STATUS_TAG} {status} and must have passed: promote one that passed its gates"
+            f"version {number} of {model} has {STATUS_TAG} {status} and must have passed: "
+            "promote a version that passed its gates"
         )
     check_bytes(candidate)
     with _audit("promote", model, number, old, tracking) as run_id:
-        # `previous` first: wherever this is cut off, the old champion is still named, and promoting again completes it.
+        # `previous` is set first, so that an interrupted promotion never loses the old champion.
         if old is not None:
             tracking.client.set_registered_model_alias(model, PREVIOUS, str(old))
         tracking.client.set_registered_model_alias(model, CHAMPION, str(number))
         if now.get(CHALLENGER) == number:
             tracking.client.delete_registered_model_alias(model, CHALLENGER)
-        mirror(model, tracking)
+        update_stages(model, tracking)
         _verify(model, number, old, tracking)
-    came = f" in place of version {old}" if old is not None else ""
-    return _outcome(model, number, old, True, f"version {number} of {model} is the champion now{came}", run_id)
+    replaced = f" and replaces version {old}" if old is not None else ""
+    message = f"version {number} of {model} is the champion now{replaced}"
+    return _outcome(model, number, old, True, message, run_id)
 
 
 def rollback(model: str, tracking: Tracking) -> dict[str, Any]:
-    """Undoes the last promotion: `previous` is the champion again, in Production, and the champion goes to Archived without an alias.
+    """Undoes the last promotion: `previous` becomes the champion again, and the champion is archived without an alias.
 
-    `previous` then names the version before that, so that rolling back goes on. Same result, errors and need of a lock as `promote`.
+    `previous` then names the version before that, so that another rollback goes back further. The result, the errors
+    and the lock are those of `promote`.
     """
     now = aliases(model, tracking)
     champion, back = now.get(CHAMPION), now.get(PREVIOUS)
     if back is None:
         raise BadInput(
-            f"{model} has no version with alias {PREVIOUS}: there is nothing to go back to; promote a version by its number"
+            f"{model} has no version with alias {PREVIOUS}, so there is no version to go back to: "
+            "promote a version by its number"
         )
-    noted = describe(model, back, tracking).tags.get("promotion.previous", "")
-    older = (
-        int(noted)
-        if noted.isdigit() and int(noted) not in (back, champion) and _exists(model, int(noted), tracking)
-        else None
-    )
+    older = _version_before(model, back, champion, tracking)
     with _audit("rollback", model, back, champion, tracking) as run_id:
-        # `previous` last: where this is cut off, both aliases name the same version, and rolling back again completes it.
+        # `previous` is changed last. After an interruption both aliases name one version, and a rollback completes it.
         tracking.client.set_registered_model_alias(model, CHAMPION, str(back))
         if older is None:
             tracking.client.delete_registered_model_alias(model, PREVIOUS)
         else:
             tracking.client.set_registered_model_alias(model, PREVIOUS, str(older))
-        mirror(model, tracking)
+        update_stages(model, tracking)
         _verify(model, back, older, tracking)
-    gone = f" in place of version {champion}" if champion != back else ", for a change that had been cut off is undone"
-    return _outcome(
-        model, back, champion, champion != back, f"version {back} of {model} is the champion again{gone}", run_id
-    )
+    replaced = f" and replaces version {champion}" if champion != back else ": an interrupted change is undone"
+    message = f"version {back} of {model} is the champion again{replaced}"
+    return _outcome(model, back, champion, champion != back, message, run_id)
+
+
+def audit_experiment(tracking: Tracking) -> str:
+    """The id of the experiment with one run per promotion or rollback. Raises TrackingUnavailable or BadInput."""
+    return experiment_id(tracking.client, AUDIT_EXPERIMENT, tracking.uri)
+
+
+def _complete(model: str, number: int, now: dict[str, int], tracking: Tracking) -> dict[str, Any]:
+    """Completes a promotion that was interrupted after the version became the champion."""
+    with mlflow_errors(f"complete the promotion of version {number} of {model!r}", tracking.uri):
+        if now.get(CHALLENGER) == number:
+            tracking.client.delete_registered_model_alias(model, CHALLENGER)
+        update_stages(model, tracking)
+        _verify(model, number, now.get(PREVIOUS), tracking)
+    message = f"version {number} of {model} is the champion already"
+    return _outcome(model, number, now.get(PREVIOUS), False, message, None)
+
+
+def _version_before(model: str, version: int, champion: int | None, tracking: Tracking) -> int | None:
+    """The version that `version` replaced when it was promoted, if it still exists."""
+    noted = describe(model, version, tracking).tags.get("promotion.previous", "")
+    if not noted.isdigit() or int(noted) in (version, champion):
+        return None
+    try:
+        return describe(model, int(noted), tracking).version
+    except BadInput:
+        return None
 
 
 def _outcome(
@@ -111,33 +131,21 @@ def _outcome(
     }
 
 
-def _exists(model: str, number: int, tracking: Tracking) -> bool:
-    try:
-        describe(model, number, tracking)
-    except BadInput:
-        return False
-    return True
-
-
 def _verify(model: str, champion: int, previous: int | None, tracking: Tracking) -> None:
-    """Reads back. Raises RatchetError unless this version alone is champion and in Production."""
+    """Reads the registry. Raises RatchetError unless this version alone is the champion and in Production."""
     now = aliases(model, tracking)
     production = [number for number, stage in stages(model, tracking).items() if stage == "Production"]
     if now.get(CHAMPION) != champion or now.get(PREVIOUS) != previous or production != [champion]:
         raise RatchetError(
-            f"the registry does not hold what was asked: champion of {model} should be version {champion}, previous {previous}, but aliases are {now} "
-            f"and in Production are {production}: something else changes this model; run it again"
+            f"the registry does not show the change: champion of {model} should be version {champion} and previous "
+            f"{previous}, but the aliases are {now} and the versions in Production are {production}: "
+            "another program changes this model; run it again"
         )
-
-
-def audit_experiment(tracking: Tracking) -> str:
-    """Id of the experiment that holds one run per promotion. Raises TrackingUnavailable or BadInput."""
-    return experiment_id(tracking.client, PROMOTIONS, tracking.uri)
 
 
 @contextlib.contextmanager
 def _audit(action: str, model: str, version: int, previous: int | None, tracking: Tracking) -> Iterator[str]:
-    """One run in the experiment of promotions around the change, FAILED when it failed, and tags on the version."""
+    """Records the change in the block as an audit run, FAILED if the block raises, and as tags of the version."""
     client = tracking.client
     at = datetime.now(UTC).isoformat(timespec="seconds")
     what = {
@@ -154,13 +162,13 @@ def _audit(action: str, model: str, version: int, previous: int | None, tracking
             client.log_param(run_id, name, value)
         try:
             yield run_id
-            # A rollback keeps what the version was promoted over, so that going back can go on.
             noted = {"promotion.run_id": run_id, "promotion.at": at}
+            # A rollback keeps `promotion.previous`, because the next rollback needs it.
             noted |= {"promotion.previous": what["previous"]} if action == "promote" else {}
             for name, value in noted.items():
                 client.set_model_version_tag(model, str(version), name, value)
         except BaseException:
-            with contextlib.suppress(Exception):  # the error under way is the one to show
+            with contextlib.suppress(Exception):  # the error that is being raised is the important one
                 client.set_terminated(run_id, "FAILED")
             raise
         client.set_terminated(run_id, "FINISHED")

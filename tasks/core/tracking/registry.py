@@ -1,13 +1,14 @@
-"""The model registry: versions made of artifacts that lie in the store already, and the aliases and stages they move through.
+"""The model registry: how an artifact in the store becomes a model version, and the aliases and stages of versions.
 
-Aliases are the truth: `champion` serves, `challenger` waits, `previous` served before. Stages mirror them: Production is the champion, Staging
-the challenger, and any other version that was in one of these is Archived.
+The aliases decide: `champion` serves, `challenger` is the candidate, and `previous` served before the champion. Stages
+follow the aliases: Production for the champion, Staging for the challenger, Archived for versions that were either.
 """
 
 import hashlib
 import re
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from tasks.core.tracking.server import mlflow_errors
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 STAGE_OF = {CHAMPION: "Production", CHALLENGER: "Staging"}
 KEY_TAG, STATUS_TAG, DIGEST_TAG = "ratchet.key", "gate.status", "ratchet.model_sha256"
+# The address of a model in an artifact of a Ratchet store.
 OUR_MODEL = re.compile(r"(?P<root>.+)/(?P<prefix>[^/]+/[^/]+)/(?P<attempt>attempt-[0-9a-f]{12})/model")
 
 
 class Version(BaseModel):
-    """A model version as the registry has it."""
+    """A model version in the registry."""
 
     name: str
     version: int
@@ -39,12 +41,12 @@ class Version(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether the gates let it through."""
+        """Whether the version passed its gates."""
         return self.tags.get(STATUS_TAG) == "passed"
 
 
 def model_digest(model_uri: str) -> str:
-    """SHA-256 over the names and bytes of the files under a model's address, as they are in the store now; downloads them one at a time."""
+    """SHA-256 over the names and bytes of the files at a model's address. Downloads them one at a time."""
     store = open_store(model_uri)
     total = hashlib.sha256()
     with tempfile.TemporaryDirectory() as scratch:
@@ -57,7 +59,10 @@ def model_digest(model_uri: str) -> str:
 
 
 def check_bytes(version: Version) -> None:
-    """Raises IntegrityError unless the version's model in the store is, byte for byte, the one that was registered; the artifact is then out of use."""
+    """Raises IntegrityError if the version's model in the store differs from the registered one, byte for byte.
+
+    The artifact is then taken out of use, so that the next pipeline run makes it again.
+    """
     uri, registered = version.tags["ratchet.model_uri"], version.tags[DIGEST_TAG]
     if model_digest(uri) == registered:
         return
@@ -67,8 +72,8 @@ def check_bytes(version: Version) -> None:
         if manifest is not None and manifest.folder == ours["attempt"]:
             artifacts.condemn(store, prefix, manifest)
     raise IntegrityError(
-        f"version {version.version} of {version.name} is damaged: {uri} differs from what was registered; run the pipeline again: "
-        "it redoes the stage that made it and registers a version that is whole"
+        f"version {version.version} of {version.name} is damaged: {uri} differs from the registered model; "
+        "run the pipeline again: it redoes the stage that made the model and registers a new version"
     )
 
 
@@ -79,50 +84,46 @@ def register(
     run_id: str | None,
     tags: dict[str, str],
     key: str,
-    checked: Path | None = None,
+    verified: Path | None = None,
 ) -> Version:
-    """The version with this key, made when there is none: its source is the `model/` folder of our own artifact, not a copy.
+    """Returns the version with this key, and registers it if it does not exist.
 
-    `checked` is a copy on this disk that was compared with the artifact's manifest: it is hashed in place of another download.
-
-    A folder on this machine (`file://`), which MLflow does not take as a source, is uploaded to the run's experiment instead.
-    Raises ModelError when the folder holds no MLflow model, StorageUnavailable, TrackingUnavailable, BadInput.
+    The version's source is the artifact's own `model/` folder in the store, not a copy. MLflow does not accept a folder
+    on this machine (`file://`) as a source, so such a model is uploaded to the run's experiment.
+    `verified` is a local copy of the model that was compared with the artifact's manifest. With it, the bytes in the
+    store are not read; without it, they are read once.
+    Raises ModelError if the folder is not an MLflow model, StorageUnavailable, TrackingUnavailable, BadInput.
     """
-    _check_objects(model_uri)
+    _check_file_names(model_uri)
     found = find(section, tracking, key)
     if found is not None:
         return found
     name, client = section.name, tracking.client
     with mlflow_errors(f"register a version of {name!r}", tracking.uri):
         _ensure_model(client, name)
-        tags = {
-            **tags,
-            KEY_TAG: key,
-            "ratchet.model_uri": model_uri,
-            DIGEST_TAG: model_digest(checked.as_uri() if checked else model_uri),
-        }
+        digest = model_digest(verified.as_uri() if verified else model_uri)
+        tags = {**tags, KEY_TAG: key, "ratchet.model_uri": model_uri, DIGEST_TAG: digest}
         source, model_id = model_uri, None
         if model_uri.startswith("file://"):
-            model_id = _upload(tracking, folder_of(model_uri), name, run_id)
+            model_id = _upload(tracking, verified or folder_of(model_uri), name, run_id)
             source, tags = f"models:/{model_id}", {**tags, "ratchet.model_id": model_id}
-        made = client.create_model_version(
-            name, source, run_id=run_id or None, tags=tags, await_creation_for=None, model_id=model_id
-        )
-        # Two that registered at the same time agree on the lower number.
-        first = min(_with_key(client, name, key), default=int(made.version))
-        if first != int(made.version):
-            client.delete_model_version(name, str(made.version))
+        options = {"run_id": run_id or None, "tags": tags, "await_creation_for": None, "model_id": model_id}
+        number = int(client.create_model_version(name, source, **options).version)
+        # If another run has registered the same key at the same time, both keep the lower number.
+        first = min(_numbers_with_key(tracking, name, key), default=number)
+        if first != number:
+            client.delete_model_version(name, str(number))
     return describe(name, first, tracking)
 
 
-def _check_objects(model_uri: str) -> None:
-    """MLflow makes a READY version of a folder that is not there: raises ModelError first."""
+def _check_file_names(model_uri: str) -> None:
+    """Raises ModelError if files are missing: MLflow registers a folder that does not exist without an error."""
     names = open_store(model_uri).list()
     missing = [n for n in ("MLmodel", "config.json") if n not in names]
     missing += [] if any(n.endswith((".safetensors", ".bin")) for n in names) else ["weights"]
     if missing:
         raise ModelError(
-            f"{model_uri} is no model that can be registered, for {', '.join(missing)} is missing: redo the stage that made it"
+            f"{model_uri} cannot be registered, because {', '.join(missing)} is missing: redo the stage that made it"
         )
 
 
@@ -137,108 +138,104 @@ def _ensure_model(client: Any, name: str) -> None:
 
 
 def _upload(tracking: Tracking, folder: Path, name: str, run_id: str | None) -> str:
-    """Copies the folder into MLflow's own artifact store as a logged model; returns its id."""
+    """Copies the folder into MLflow's own artifact store as a logged model. Returns its id."""
     model = tracking.client.create_logged_model(tracking.experiment(), name=name, source_run_id=run_id or None)
     tracking.client.log_model_artifacts(model.model_id, str(folder))
     tracking.client.finalize_logged_model(model.model_id, "READY")
     return model.model_id
 
 
-def _with_key(client: Any, name: str, key: str) -> list[int]:
-    quote = '"' if "'" in name else "'"
-    found = client.search_model_versions(f"name={quote}{name}{quote} and tag.`{KEY_TAG}`='{key}'")
-    return [int(v.version) for v in found]
-
-
 def find(section: RegistrySection, tracking: Tracking, key: str) -> Version | None:
     """The version that was registered with this key, or None."""
     with mlflow_errors(f"look for a version of {section.name!r}", tracking.uri):
-        numbers = _with_key(tracking.client, section.name, key)
+        numbers = _numbers_with_key(tracking, section.name, key)
     return describe(section.name, min(numbers), tracking) if numbers else None
 
 
 def describe(name: str, version: int, tracking: Tracking) -> Version:
-    """The version as it is now. Raises BadInput when there is none."""
-    missing = f"version {version} of the model {name!r} does not exist in the registry at {tracking.uri}: see there which ones do"
+    """The current state of the version. Raises BadInput if it does not exist."""
+    missing = (
+        f"version {version} of the model {name!r} does not exist in the registry at {tracking.uri}: "
+        "choose one that the registry lists"
+    )
     with mlflow_errors(f"show version {version} of {name!r}", tracking.uri, missing):
         found = tracking.client.get_model_version(name, str(version))
-    return Version(
-        name=name,
-        version=version,
-        stage=found.current_stage,
-        aliases=sorted(found.aliases),
-        tags=found.tags,
-        source=found.source,
-    )
+    return _version(found, sorted(found.aliases))
 
 
 def version_url(version: Version, tracking: Tracking) -> str:
-    """Where the version is shown in the MLflow UI."""
+    """The address of the version's page in the MLflow UI."""
     return f"{tracking.uri}/#/models/{version.name}/versions/{version.version}{PAGE}"
 
 
 def aliases(model: str, tracking: Tracking) -> dict[str, int]:
-    """Alias -> version number. Raises BadInput when there is no such model."""
-    missing = f"the model {model!r} does not exist in the registry at {tracking.uri}: check its name, or run the pipeline first"
+    """Alias -> version number. Raises BadInput if the model does not exist."""
+    missing = (
+        f"the model {model!r} does not exist in the registry at {tracking.uri}: "
+        "check its name, or run the pipeline first"
+    )
     with mlflow_errors(f"show the model {model!r}", tracking.uri, missing):
         return {alias: int(number) for alias, number in tracking.client.get_registered_model(model).aliases.items()}
 
 
 def stage_challenger(version: Version, tracking: Tracking) -> Version:
-    """Makes a version the challenger, in Staging; the challenger before it goes to Archived. The champion stays what it is."""
+    """Makes a version the challenger, in Staging, and archives the old challenger. The champion does not change."""
     with mlflow_errors(f"stage version {version.version} of {version.name!r}", tracking.uri):
         if aliases(version.name, tracking).get(CHAMPION) != version.version:
             tracking.client.set_registered_model_alias(version.name, CHALLENGER, str(version.version))
-        mirror(version.name, tracking)
+        update_stages(version.name, tracking)
     return describe(version.name, version.version, tracking)
 
 
-def mirror(model: str, tracking: Tracking) -> None:
-    """Sets every version's stage to what the aliases say; may be repeated at any time."""
+def update_stages(model: str, tracking: Tracking) -> None:
+    """Sets the stage of every version to match the aliases. Calling it again changes nothing."""
     now = aliases(model, tracking)
-    # The champion last: it is in Production even where it is still the challenger too.
+    # The champion comes last: a champion that is still the challenger is in Production.
     named = {now[alias]: STAGE_OF[alias] for alias in (CHALLENGER, CHAMPION) if alias in now}
     for number, stage in stages(model, tracking).items():
         wanted = named.get(number, "Archived" if stage in STAGE_OF.values() else stage)
         if stage != wanted:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", FutureWarning
-                )  # stages are to go in some later MLflow; aliases carry the truth
-                tracking.client.transition_model_version_stage(
-                    model, str(number), wanted, archive_existing_versions=False
-                )
+                # MLflow plans to remove stages. The aliases do not depend on them.
+                warnings.simplefilter("ignore", FutureWarning)
+                change = tracking.client.transition_model_version_stage
+                change(model, str(number), wanted, archive_existing_versions=False)
 
 
 def stages(model: str, tracking: Tracking) -> dict[int, str]:
-    """Version number -> stage, of all versions of the model. Raises what MLflow raises."""
-    quote = '"' if "'" in model else "'"
-    found: dict[int, str] = {}
-    token = None
-    while token is None or token:
-        page = tracking.client.search_model_versions(f"name={quote}{model}{quote}", page_token=token or None)
-        found |= {int(v.version): v.current_stage for v in page}
-        token = page.token or ""
-    return found
+    """Version number -> stage, for all versions of the model. Raises what MLflow raises."""
+    return {int(v.version): v.current_stage for v in _search(tracking, _name_filter(model))}
 
 
 def every_version(tracking: Tracking) -> list[Version]:
-    """All versions of all models, with their tags and sources; without aliases, which a search does not give. Raises TrackingUnavailable, BadInput."""
-    found: list[Version] = []
-    token = None
+    """All versions of all models, without their aliases, which a search does not return.
+
+    Raises TrackingUnavailable, BadInput.
+    """
     with mlflow_errors("list the versions of all models", tracking.uri):
-        while token is None or token:
-            page = tracking.client.search_model_versions("", page_token=token or None)
-            found += [
-                Version(
-                    name=v.name,
-                    version=int(v.version),
-                    stage=v.current_stage,
-                    aliases=[],
-                    tags=v.tags,
-                    source=v.source or "",
-                )
-                for v in page
-            ]
-            token = page.token or ""
-    return found
+        return [_version(found, []) for found in _search(tracking, "")]
+
+
+def _numbers_with_key(tracking: Tracking, name: str, key: str) -> list[int]:
+    return [int(v.version) for v in _search(tracking, f"{_name_filter(name)} and tag.`{KEY_TAG}`='{key}'")]
+
+
+def _name_filter(model: str) -> str:
+    quote = '"' if "'" in model else "'"
+    return f"name={quote}{model}{quote}"
+
+
+def _search(tracking: Tracking, query: str) -> Iterator[Any]:
+    """All model versions that match the query, page by page."""
+    token = None
+    while token is None or token:
+        page = tracking.client.search_model_versions(query, page_token=token or None)
+        yield from page
+        token = page.token or ""
+
+
+def _version(found: Any, aliases: list[str]) -> Version:
+    number, source = int(found.version), found.source or ""
+    return Version(
+        name=found.name, version=number, stage=found.current_stage, aliases=aliases, tags=found.tags, source=source
+    )

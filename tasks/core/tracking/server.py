@@ -1,4 +1,4 @@
-"""The MLflow server itself: its address, whether it answers, its client, what its errors mean, and its experiments."""
+"""The MLflow server: its address, whether it answers, its client, its errors and its experiments."""
 
 import contextlib
 import os
@@ -11,37 +11,39 @@ from configs.errors import BadInput, ConfigError, TrackingUnavailable
 from configs.schema import TrackingSection
 
 CHECK_SECONDS = 3.0
-# MLflow alone would try for about four minutes a call. Settings that the environment has already win.
+# MLflow's own defaults try for about four minutes per request. Values in the environment have priority.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    # stdout belongs to `ratchet run --json`
+    # stdout is reserved for the result of `ratchet run --json`
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
 def server_uri(section: TrackingSection) -> str:
-    """The MLflow server's address. Raises ConfigError when neither the config nor the environment names one."""
+    """The MLflow server's address. Raises ConfigError if it is not set or not an http(s) address."""
     uri = section.uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
-            "tracking.uri is not set and neither is MLFLOW_TRACKING_URI: start the embedded stack with `ratchet up`, or set one of them"
+            "tracking.uri is not set and neither is MLFLOW_TRACKING_URI: "
+            "start the embedded stack with `ratchet up`, or set one of them"
         )
     if not uri.startswith(("http://", "https://")):
         raise ConfigError(
-            f"MLFLOW_TRACKING_URI is {uri!r} and must be the http(s) address of an MLflow server: `ratchet up` starts one"
+            f"MLFLOW_TRACKING_URI is {uri!r} and must be the http(s) address of an MLflow server: "
+            "`ratchet up` starts one"
         )
     return uri.rstrip("/")
 
 
 def check(uri: str, seconds: float = CHECK_SECONDS) -> None:
-    """Raises TrackingUnavailable unless something answers there within a few seconds, before MLflow's own long retries."""
+    """Raises TrackingUnavailable if the server does not answer within `seconds`. MLflow's own client tries longer."""
     try:
         with urllib.request.urlopen(f"{uri}/health", timeout=seconds):
             return
     except urllib.error.HTTPError as error:
-        if error.code < 500:  # hosted servers have no /health, or guard it: they answer all the same
+        if error.code < 500:  # a hosted server without a public /health answers with 4xx
             return
         reason = f"status {error.code}"
     except (OSError, ValueError) as error:
@@ -53,7 +55,11 @@ def check(uri: str, seconds: float = CHECK_SECONDS) -> None:
 
 @contextlib.contextmanager
 def mlflow_errors(what: str, uri: str, missing: str | None = None) -> Iterator[None]:
-    """Translates what MLflow and its HTTP client raise: refusals to BadInput (`missing` is its text for what does not exist), others to TrackingUnavailable."""
+    """Translates the errors of MLflow and of its HTTP client.
+
+    Refusals become BadInput, with the text `missing` if the requested object does not exist. All other errors become
+    TrackingUnavailable.
+    """
     import requests
     from mlflow.exceptions import MlflowException
 
@@ -71,19 +77,18 @@ def mlflow_errors(what: str, uri: str, missing: str | None = None) -> Iterator[N
 
 
 def refused(error: Exception) -> bool:
-    """Whether MLflow understood and said no: status 4xx, except those that a later try may not get."""
+    """Whether MLflow understood the request and refused it: status 4xx, except timeouts and rate limits."""
     from mlflow.exceptions import MlflowException
 
-    # An exhausted connection is an MlflowException too, with status 500.
-    return (
-        isinstance(error, MlflowException)
-        and 400 <= error.get_http_status_code() < 500
-        and error.get_http_status_code() not in (408, 429)
-    )
+    if not isinstance(error, MlflowException):
+        return False
+    # A broken connection is an MlflowException too, with status 500.
+    status = error.get_http_status_code()
+    return 400 <= status < 500 and status not in (408, 429)
 
 
 def client_for(uri: str) -> Any:
-    """An MlflowClient for `uri`, both for runs and for the registry, that gives up within about half a minute."""
+    """An MlflowClient for the runs and the registry at `uri`. A request gives up after about half a minute."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -92,7 +97,7 @@ def client_for(uri: str) -> Any:
 
 
 def experiment_id(client: Any, name: str, uri: str) -> str:
-    """The id of the experiment: found, restored when it was deleted, or created; safe when several create it at once."""
+    """The id of the experiment, which is created or restored if necessary. Several processes may do so at once."""
     from mlflow.exceptions import MlflowException
 
     with mlflow_errors(f"open the experiment {name!r}", uri):
@@ -107,7 +112,7 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         if found.lifecycle_stage == "deleted":
             try:
                 client.restore_experiment(found.experiment_id)
-            except MlflowException:  # somebody else restored it just now
+            except MlflowException:  # another process may have restored it in the meantime
                 if client.get_experiment(found.experiment_id).lifecycle_stage == "deleted":
                     raise
         return found.experiment_id
