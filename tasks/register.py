@@ -9,7 +9,7 @@ from prefect.states import State
 
 from configs.schema import RegistrySection
 from tasks.core.storage import artifacts
-from tasks.core.tracking import registry
+from tasks.core.tracking import registry, stage_links
 from tasks.promote import model_lock
 from tasks.runtime.progress import numbers
 from tasks.runtime.stage import RETRIES, Artifact, Run, Stage, fetch, run_stage
@@ -39,7 +39,7 @@ def register(run: Run, section: RegistrySection, grpo: Artifact, evaluation: Art
     def make(out: Path) -> dict[str, Any]:
         # The only time that the model's bytes are read. `fetch` compares them with the manifest.
         model = fetch(run, grpo, out.parent / "grpo") / "model"
-        run_id = grpo.mlflow_run or run.parent
+        run_id = stage_links.find_run_id(run.tracking, grpo) or run.parent
         version = registry.register(section, run.tracking, f"{grpo.uri}/model", run_id, tags, stage.key, model)
         if passed:
             with model_lock(section.name):

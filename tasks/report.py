@@ -11,7 +11,7 @@ from tasks.core.judging import report
 from tasks.core.judging.gates import Comparison, Verdict
 from tasks.core.tracking import registry
 from tasks.judge import compare_stored
-from tasks.runtime.pipeline_run import Stages
+from tasks.runtime.pipeline_run import Stages, end_parent_run
 from tasks.runtime.progress import numbers
 from tasks.runtime.stage import Artifact, Run, fetch
 
@@ -31,7 +31,7 @@ def publish_report(run: Run, stages: Stages) -> dict[str, Any]:
         "store": run.store.root,
     }
     _show(run, stages.done["judge"], text, version, urls)
-    _end_parent_run(run, stages, metrics, verdict, text)
+    _finish_mlflow(run, stages, metrics, verdict, text)
     return {
         "flow_run_id": str(flow_run.id),
         "state": "Completed" if verdict.passed else "Rejected",
@@ -66,12 +66,7 @@ def _show(run: Run, judged: Artifact, text: str, version: registry.Version, urls
     )
 
 
-def _end_parent_run(run: Run, stages: Stages, metrics: dict[str, Any], verdict: Verdict, text: str) -> None:
+def _finish_mlflow(run: Run, stages: Stages, metrics: dict[str, Any], verdict: Verdict, text: str) -> None:
     final = {f"{role}.{name}": value for role, values in metrics.items() for name, value in numbers(values).items()}
     tags = {"gate.status": "passed" if verdict.passed else "rejected"}
-    for artifact in stages.done.values():
-        tags |= {
-            f"ratchet.{artifact.stage}.uri": artifact.uri,
-            f"ratchet.{artifact.stage}.cached": str(artifact.cached),
-        }
-    run.tracking.finish(run.parent, "FINISHED", final, tags, text, outbox=run.outbox)
+    end_parent_run(run, stages, "FINISHED", final, tags, text)

@@ -14,7 +14,7 @@ from configs.errors import ConfigError, IntegrityError
 from configs.loading import load
 from configs.schema import RunConfig
 from tasks.core.storage.store import open_store
-from tasks.core.tracking import runs
+from tasks.core.tracking import runs, stage_links
 from tasks.runtime.errors import hide_tracebacks
 from tasks.runtime.stage import RETRIES, Artifact, Run
 from tasks.runtime.work_folder import remove_abandoned
@@ -71,16 +71,31 @@ class Stages:
         return artifact
 
 
+def end_parent_run(
+    run: Run,
+    stages: Stages,
+    status: str,
+    metrics: dict[str, float] | None = None,
+    tags: dict[str, str] | None = None,
+    report: str | None = None,
+) -> None:
+    """Ends the MLflow parent run. It links each stage to the MLflow run that made the artifact, now or earlier."""
+    if run.parent:
+        links = stage_links.stage_tags(run.tracking, run.parent, list(stages.done.values()))
+        run.tracking.finish(run.parent, status, metrics or {}, {**links, **(tags or {})}, report, run.outbox)
+
+
 @contextmanager
 def tracked(run: Run) -> Iterator[Stages]:
     """Yields an empty Stages. When the block raises, ends the MLflow parent run as FAILED or KILLED.
 
     When the block succeeds, it has ended the parent run itself (tasks/report.py).
     """
+    stages = Stages()
     try:
-        yield Stages()
+        yield stages
     except Exception:
-        run.tracking.finish(run.parent, "FAILED", {}, outbox=run.outbox)
+        end_parent_run(run, stages, "FAILED")
         raise
     except BaseException:
         run.tracking.finish(run.parent, "KILLED", {}, outbox=run.outbox)

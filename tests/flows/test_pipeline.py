@@ -35,6 +35,21 @@ def artifacts_of(flow_run_id):
         return {artifact.key: artifact.data for artifact in client.read_artifacts(artifact_filter=chosen)}
 
 
+def mlflow_parent(summary):
+    """The id of the pipeline run's parent run in MLflow."""
+    return summary["urls"]["mlflow_run"].partition("?")[0].rpartition("/")[2]
+
+
+def mlflow_children(summary):
+    """Stage -> id of the child run in MLflow, for the stages that this pipeline run did itself."""
+    client, parent = mlflow.MlflowClient(), mlflow_parent(summary)
+    experiment = client.get_run(parent).info.experiment_id
+    found = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent}'")
+    children = {run.data.tags["ratchet.stage"]: run.info.run_id for run in found}
+    assert len(children) == len(found)
+    return children
+
+
 def test_every_stage_is_done_and_none_cached(first):
     assert {name: stage["cached"] for name, stage in first["stages"].items()} == dict.fromkeys(STAGES, False)
 
@@ -100,13 +115,24 @@ def test_weights_are_stored_once(first, root):
 
 
 def test_mlflow_shows_a_child_per_stage_with_its_curve(first):
-    client = mlflow.MlflowClient()
-    parent = first["urls"]["mlflow_run"].partition("?")[0].rpartition("/")[2]
-    experiment = client.get_run(parent).info.experiment_id
-    children = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent}'")
-    grpo = next(run for run in children if run.data.tags["ratchet.stage"] == "grpo")
-    steps = [point.step for point in client.get_metric_history(grpo.info.run_id, "reward")]
-    assert (len(children), steps) == (len(STAGES), list(range(1, STEPS["grpo"] + 1)))
+    children = mlflow_children(first)
+    points = mlflow.MlflowClient().get_metric_history(children["grpo"], "reward")
+    assert sorted(children) == sorted(STAGES)
+    assert [point.step for point in points] == list(range(1, STEPS["grpo"] + 1))
+
+
+def test_second_run_links_to_the_mlflow_runs_that_did_the_work(first, second):
+    children = mlflow_children(first)
+    tags = mlflow.MlflowClient().get_run(mlflow_parent(second[0])).data.tags
+    assert {stage: tags[f"ratchet.{stage}.run"] for stage in STAGES} == children
+    rows = [line.split(" | ") for line in tags["mlflow.note.content"].splitlines()[2:]]
+    found = [(stage, children[stage.removeprefix("| ")] in link, cached) for stage, link, cached, _ in rows]
+    assert found == [(f"| {stage}", True, "yes") for stage in STAGES]
+
+
+def test_version_belongs_to_the_mlflow_run_of_grpo_even_if_grpo_is_cached(first, rejected):
+    version = mlflow.MlflowClient().get_model_version("pipeline", str(rejected["model"]["version"]))
+    assert (rejected["stages"]["grpo"]["cached"], version.run_id) == (True, mlflow_children(first)["grpo"])
 
 
 def test_report_samples_and_progress_are_artifacts_of_the_run(first):
